@@ -1,0 +1,1 @@
+"""Prepared training data, read and made."""

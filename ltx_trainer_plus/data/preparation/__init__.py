@@ -1,0 +1,1 @@
+"""From media files and captions to prepared training data."""

@@ -1,0 +1,1 @@
+"""The flow-matching objective: noise levels, positions, inference schedule."""

@@ -1,0 +1,1 @@
+"""Media files in and out (PyAV, Pillow)."""

@@ -1,0 +1,1 @@
+"""What a training batch asks of the model."""

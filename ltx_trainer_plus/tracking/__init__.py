@@ -1,0 +1,1 @@
+"""Metrics, Weights & Biases, progress."""

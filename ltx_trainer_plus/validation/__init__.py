@@ -1,0 +1,1 @@
+"""Samples generated during training."""
