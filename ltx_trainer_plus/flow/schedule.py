@@ -1,0 +1,52 @@
+"""The inference schedule: which noise levels a sample passes through, and the Euler step between two of them."""
+
+import math
+
+import torch
+from torch import Tensor
+
+# The shift of the schedule is linear in the token count through these two points.
+_FEW_TOKENS, _SHIFT_AT_FEW = 1024, 0.95
+_MANY_TOKENS, _SHIFT_AT_MANY = 4096, 2.05
+_LAST_NONZERO_SIGMA = 0.1
+
+
+def inference_sigmas(steps: int, tokens: int = 4096) -> Tensor:
+    """Noise levels of a denoising run, from 1 down to 0.
+
+    Args:
+        steps: how many Euler steps are taken, at least 1.
+        tokens: token count that sets the shift; validation always uses 4096.
+
+    Returns:
+        (steps + 1,) float32 on the CPU: 1 first, then falling to 0.1 and, last, 0. One step alone goes from 1 to 0.
+
+    Raises:
+        ValueError: fewer than one step.
+
+    Source: DESIGN §5; checked against reference/sampling.safetensors.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps}: denoising needs at least one step.")
+    slope = (_SHIFT_AT_MANY - _SHIFT_AT_FEW) / (_MANY_TOKENS - _FEW_TOKENS)
+    shift = math.exp(_SHIFT_AT_FEW + slope * (tokens - _FEW_TOKENS))
+    # float64, so that the first level is exactly 1 however the platform rounds a division.
+    even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)[:-1]
+    shifted = shift / (shift + (1 / even - 1))
+    if steps > 1:
+        shifted = 1 - (1 - shifted) * (1 - _LAST_NONZERO_SIGMA) / (1 - shifted[-1])
+    return torch.cat([shifted, shifted.new_zeros(1)]).float()
+
+
+def euler_step(latent: Tensor, denoised: Tensor, sigma: float, sigma_next: float) -> Tensor:
+    """One step along the straight line from `latent` towards the denoised prediction.
+
+    Args:
+        latent: any shape, at noise level `sigma` > 0.
+        denoised: same shape, the prediction of the clean latent.
+
+    Returns:
+        The latent at noise level `sigma_next`, in the dtype of `latent`.
+    """
+    velocity = (latent - denoised) / sigma
+    return latent + velocity * (sigma_next - sigma)
