@@ -1,0 +1,33 @@
+"""Python objects across processes: each function does nothing but return where there is one process."""
+
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ltx_trainer_plus.parallel.topology import Topology
+
+T = TypeVar("T")
+
+
+def broadcast_object(value: T | None, topology: Topology, src: int = 0) -> T:
+    """Hand `src`'s picklable value to every process (tensors in it should be on the CPU)."""
+    if topology.world_size == 1:
+        return value  # type: ignore[return-value]
+    box: list[Any] = [value]
+    dist.broadcast_object_list(box, src=src, device=topology.device)
+    return box[0]
+
+
+def gather_objects(value: T, topology: Topology) -> list[T]:
+    """Every process's value, in rank order, on every process."""
+    if topology.world_size == 1:
+        return [value]
+    boxes: list[Any] = [None] * topology.world_size
+    dist.all_gather_object(boxes, value)
+    return boxes
+
+
+def barrier(topology: Topology) -> None:
+    """Wait until every process is here. Never inside the training loop."""
+    if topology.world_size > 1:
+        dist.barrier(device_ids=[topology.local_rank] if topology.device.type == "cuda" else None)

@@ -1,0 +1,130 @@
+"""Which process this is, among how many, on which device: the only reader of environment variables."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import torch
+from accelerate import PartialState
+
+# A rank that waits this long for the others reports it instead of waiting for ever. Loading a big model on a slow
+# disk and validating many samples on one rank both fit well inside.
+_COLLECTIVE_TIMEOUT = timedelta(minutes=60)
+
+
+class LaunchError(RuntimeError):
+    """The way the program was launched cannot work; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the launcher asked for beyond the number of processes.
+
+    Attributes:
+        mixed_precision: accelerate's `mixed_precision` (`fp16`, `bf16`, `fp8`), None where it was not set.
+        dynamo_backend: accelerate's `dynamo_backend` in lower case, None where it was not set.
+        fsdp_version: 1 or 2 where the launch configures FSDP, None otherwise.
+        engine: `deepspeed` or `megatron` where the launch configures one of them, None otherwise.
+    """
+
+    mixed_precision: str | None = None
+    dynamo_backend: str | None = None
+    fsdp_version: int | None = None
+    engine: Literal["deepspeed", "megatron"] | None = None
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None) -> "LaunchRequest":
+        """Read accelerate's launch variables.
+
+        A launcher exports `no` where nothing was configured, so `no` means "not set" and never conflicts.
+        """
+        env = os.environ if environment is None else environment
+
+        def chosen(name: str) -> str | None:
+            value = env.get(name, "").strip().lower()
+            return value if value not in ("", "no", "none", "false") else None
+
+        fsdp = chosen("ACCELERATE_USE_FSDP")
+        engine: Literal["deepspeed", "megatron"] | None = None
+        if chosen("ACCELERATE_USE_DEEPSPEED"):
+            engine = "deepspeed"
+        elif chosen("ACCELERATE_USE_MEGATRON_LM"):
+            engine = "megatron"
+        return cls(
+            mixed_precision=chosen("ACCELERATE_MIXED_PRECISION"),
+            dynamo_backend=chosen("ACCELERATE_DYNAMO_BACKEND"),
+            fsdp_version=int(env.get("FSDP_VERSION", "1")) if fsdp else None,
+            engine=engine,
+        )
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This process's place in the run.
+
+    Attributes:
+        rank: global index, 0 is the main process.
+        local_rank: index on this host.
+        world_size: number of processes in the run.
+        device: where this process computes.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files, logs and talks to the user."""
+        return self.rank == 0
+
+    @classmethod
+    def start(cls, device: Literal["auto", "cpu"] = "auto") -> "Topology":
+        """Join the process group that the launcher prepared, and pick the device.
+
+        Args:
+            device: `cpu` keeps a machine with accelerators on the CPU; `auto` takes an accelerator where there is one.
+
+        Raises:
+            LaunchError: the launcher started more processes than joined. Going on would be several unrelated runs.
+        """
+        # Without an accelerator accelerate must be told to use the CPU: left alone it starts every rank as a run of
+        # its own, without a word.
+        cpu = device == "cpu" or not torch.accelerator.is_available()
+        asked = int(os.environ.get("WORLD_SIZE", "1"))
+        distributed = asked > 1 or "LOCAL_RANK" in os.environ
+        state = PartialState(cpu=cpu, **({"timeout": _COLLECTIVE_TIMEOUT} if distributed else {}))
+        if state.num_processes != asked:
+            raise LaunchError(
+                f"The launcher announced {asked} processes (WORLD_SIZE={asked}) but {state.num_processes} joined: they "
+                "would train as unrelated runs.\n  Launch with `accelerate launch --config_file "
+                "configs/accelerate/<layout>.yaml scripts/train.py ...` or with `torchrun --nproc_per_node N`."
+            )
+        return cls(
+            rank=state.process_index,
+            local_rank=state.local_process_index,
+            world_size=state.num_processes,
+            # On the CPU accelerate numbers the device by rank, which is an index no other tensor has.
+            device=torch.device("cpu") if cpu else state.device,
+        )
+
+
+def started_by_single_process_launcher() -> bool:
+    """Whether the parent is `accelerate launch` in its one-process form.
+
+    That launcher dies of a SIGTERM without telling its child, so the child has to watch for it.
+    """
+    if "LOCAL_RANK" in os.environ or not sys.platform.startswith("linux"):
+        return False
+    try:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    # `accelerate launch`, `accelerate-launch` or `python -m accelerate.commands.launch`.
+    names = {Path(part.decode(errors="replace")).name for part in command}
+    return {"accelerate", "launch"} <= names or bool(names & {"accelerate-launch", "accelerate.commands.launch"})
