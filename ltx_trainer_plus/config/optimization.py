@@ -1,0 +1,125 @@
+"""The `optimization` and `flow_matching` sections, with the parameters of each scheduler and of each sigma sampler."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ltx_trainer_plus.config.base import FromList, Section
+
+SchedulerType = Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "step"]
+SamplingMode = Literal["uniform", "shifted_logit_normal"]
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ConstantParams(Section):
+    """No parameters."""
+
+
+class LinearParams(Section):
+    """torch's LinearLR over all steps."""
+
+    start_factor: float = Field(1.0, gt=0, le=1)
+    end_factor: float = Field(0.1, ge=0, le=1)
+
+
+class CosineParams(Section):
+    """torch's CosineAnnealingLR over all steps."""
+
+    eta_min: float = Field(0.0, ge=0)
+
+
+class RestartParams(Section):
+    """torch's CosineAnnealingWarmRestarts. T_0 null = a quarter of the steps."""
+
+    T_0: int | None = Field(None, gt=0)
+    T_mult: int = Field(1, ge=1)
+    eta_min: float = Field(5e-5, ge=0)
+
+
+class PolynomialParams(Section):
+    """torch's PolynomialLR over all steps."""
+
+    power: float = Field(1.0, gt=0)
+
+
+class StepParams(Section):
+    """torch's StepLR. step_size null = half of the steps."""
+
+    step_size: int | None = Field(None, gt=0)
+    gamma: float = Field(0.1, gt=0, le=1)
+
+
+SCHEDULER_PARAMS: dict[str, type[Section]] = {
+    "constant": ConstantParams,
+    "linear": LinearParams,
+    "cosine": CosineParams,
+    "cosine_with_restarts": RestartParams,
+    "polynomial": PolynomialParams,
+    "step": StepParams,
+}
+
+
+class OptimizationConfig(Section):
+    """Optimizer, learning rate and batch. `batch_size` is per process."""
+
+    learning_rate: float = Field(5e-4, gt=0)
+    steps: int = Field(3000, gt=0)
+    batch_size: int = Field(2, gt=0)
+    gradient_accumulation_steps: int = Field(1, gt=0)
+    max_grad_norm: float = Field(1.0, ge=0)  # 0 = no clipping
+    optimizer_type: Literal["adamw", "adamw8bit"] = "adamw"
+    scheduler_type: SchedulerType = "linear"
+    scheduler_params: dict[str, Any] = Field(default_factory=dict)
+    enable_gradient_checkpointing: bool = False
+    weight_decay: float = Field(0.01, ge=0)
+    betas: Annotated[tuple[_Beta, _Beta], FromList] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+
+    def scheduler_arguments(self) -> dict[str, Any]:
+        """Every argument that torch's scheduler of this type takes beside the optimizer, defaults filled in.
+
+        Source: the official trainer's defaults; T_0 and step_size are at least 1 so that a short run works.
+        """
+        given = SCHEDULER_PARAMS[self.scheduler_type].model_validate(self.scheduler_params).model_dump()
+        match self.scheduler_type:
+            case "linear" | "polynomial":
+                return {**given, "total_iters": self.steps}
+            case "cosine":
+                return {**given, "T_max": self.steps}
+            case "cosine_with_restarts":
+                return {**given, "T_0": given["T_0"] or max(1, self.steps // 4)}
+            case "step":
+                return {**given, "step_size": given["step_size"] or max(1, self.steps // 2)}
+        return given
+
+
+class UniformParams(Section):
+    """Sigma uniform in [min_value, max_value]."""
+
+    min_value: float = Field(0.0, ge=0, le=1)
+    max_value: float = Field(1.0, ge=0, le=1)
+
+
+class ShiftedLogitNormalParams(Section):
+    """`eps`: where draws are reflected at the ends. `uniform_prob`: share of draws that are uniform instead."""
+
+    std: float = Field(1.0, gt=0)
+    eps: float = Field(1e-3, ge=0, lt=0.5)
+    uniform_prob: float = Field(0.1, ge=0, le=1)
+
+
+SAMPLING_PARAMS: dict[str, type[Section]] = {
+    "uniform": UniformParams,
+    "shifted_logit_normal": ShiftedLogitNormalParams,
+}
+
+
+class FlowMatchingConfig(Section):
+    """How the training sigma is drawn."""
+
+    timestep_sampling_mode: SamplingMode = "shifted_logit_normal"
+    timestep_sampling_params: dict[str, Any] = Field(default_factory=dict)
+
+    def sampling_arguments(self) -> dict[str, float]:
+        """The sampler's parameters, defaults filled in."""
+        return SAMPLING_PARAMS[self.timestep_sampling_mode].model_validate(self.timestep_sampling_params).model_dump()

@@ -1,0 +1,111 @@
+"""The typed configuration: every field, its type, its bounds and its default."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ltx_trainer_plus.config.base import FromList, LocalPath, PathOrLatest, Section, Texts, off_is_false
+from ltx_trainer_plus.config.optimization import FlowMatchingConfig, OptimizationConfig
+from ltx_trainer_plus.config.strategy import StrategyConfig, TextToVideoConfig
+from ltx_trainer_plus.config.validation import Seed, ValidationConfig
+
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class ModelConfig(Section):
+    """Which model is trained. `text_encoder_path: null` means: from the pipeline folder `model_path`."""
+
+    model_path: LocalPath
+    text_encoder_path: LocalPath | None = None
+    video_vae_path: LocalPath | None = None
+    audio_vae_path: LocalPath | None = None
+    training_mode: Literal["lora", "full"] = "lora"
+    load_checkpoint: PathOrLatest | None = None  # a file, a folder, or `latest` of this run's own folder
+
+
+class LoraConfig(Section):
+    """Only read in `model.training_mode: lora`."""
+
+    rank: int = Field(64, ge=2)
+    alpha: int = Field(64, ge=1)
+    dropout: float = Field(0.0, ge=0, le=1)
+    target_modules: Annotated[tuple[_Name, ...], FromList, Field(min_length=1)] = ("to_k", "to_q", "to_v", "to_out.0")
+
+
+class AccelerationConfig(Section):
+    """Precision, memory and how the model is spread."""
+
+    mixed_precision_mode: Annotated[Literal["no", "fp16", "bf16"] | None, off_is_false("no")] = "bf16"
+    quantization: Literal["int8-quanto", "int4-quanto", "int2-quanto", "fp8-quanto", "fp8uz-quanto"] | None = None
+    load_text_encoder_in_8bit: bool = False
+    offload_optimizer_during_validation: bool = False
+    parallel: Literal["auto", "ddp", "fsdp2", "hsdp"] = "auto"  # auto: as the launcher says
+    compile: Any = None  # untyped before it exists; config/unavailable.py refuses every value
+
+
+class DataConfig(Section):
+    """Prepared samples. `shape_group`: samples of one shape that stay together (null = optimization.batch_size)."""
+
+    preprocessed_data_root: LocalPath
+    num_dataloader_workers: int = Field(2, ge=0)
+    shape_group: int | None = Field(None, gt=0)
+
+
+class CheckpointsConfig(Section):
+    """Saving. `interval: null` saves at the end only; `keep_last_n: -1` keeps all."""
+
+    interval: int | None = Field(None, gt=0)
+    keep_last_n: int = Field(1, ge=-1)
+    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    no_resume: bool = False  # true: take the weights of model.load_checkpoint, not its training state
+    # The official default, minimal, drops the optimizer; resuming exactly needs it.
+    save_training_state: Annotated[Literal["full", "minimal", "off"], off_is_false("off")] = "full"
+
+
+class HubConfig(Section):
+    """Uploading the result."""
+
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    enabled: bool = False
+    project: _Name = "ltxv-trainer"
+    entity: str | None = None
+    tags: Texts = ()
+    log_validation_videos: bool = True
+
+
+class TrackingConfig(Section):
+    """What is logged besides W&B, and how often: every `log_every` steps."""
+
+    log_every: int = Field(1, ge=1)
+
+
+class TrainerConfig(Section):
+    """A whole run. Made by `load_config`, which also checks what no single field shows."""
+
+    model: ModelConfig
+    lora: LoraConfig = LoraConfig()
+    training_strategy: StrategyConfig = TextToVideoConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+    acceleration: AccelerationConfig = AccelerationConfig()
+    data: DataConfig
+    validation: ValidationConfig = ValidationConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    hub: HubConfig = HubConfig()
+    flow_matching: FlowMatchingConfig = FlowMatchingConfig()
+    wandb: WandbConfig = WandbConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    device: Literal["auto", "cpu"] = "auto"  # cpu: also where there is a GPU
+    seed: Seed = 42
+    output_dir: LocalPath = Path("outputs")
+
+    @property
+    def shape_group(self) -> int:
+        """Samples of one shape that stay together in the data order."""
+        return self.data.shape_group or self.optimization.batch_size

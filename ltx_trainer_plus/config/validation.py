@@ -1,0 +1,60 @@
+"""The `validation` section: what is generated during training, how often, and with which guidance."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ltx_trainer_plus.config.base import FromList, Section
+
+# Our own words; the official sentence is not copied.
+DEFAULT_NEGATIVE_PROMPT = (
+    "low quality, blurry or out of focus picture, heavy noise, compression blocks, flicker, jitter, ghosting, "
+    "distorted faces, extra or fused fingers, deformed bodies, unnatural motion, washed-out or clipped colours, "
+    "watermark, subtitles, on-screen text, muffled or crackling sound, speech out of sync with the lips, silence"
+)
+
+Positive = Annotated[int, Field(gt=0)]
+VideoDims = Annotated[tuple[Positive, Positive, Positive], FromList]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class SampleConfig(Section):
+    """One thing to generate. What is null comes from the `validation` section."""
+
+    prompt: str
+    # Bodies are not typed before conditions exist; config/unavailable.py refuses a list that is not empty.
+    conditions: Annotated[tuple[dict[str, Any], ...], FromList] = ()
+    video_dims: VideoDims | None = None  # width, height, frames
+    seed: Seed | None = None
+
+
+class ValidationConfig(Section):
+    """Samples and sampling. `interval: null` means never, at start and end included."""
+
+    samples: Annotated[tuple[SampleConfig, ...], FromList] = ()
+    negative_prompt: str = DEFAULT_NEGATIVE_PROMPT
+    video_dims: VideoDims = (960, 544, 89)  # width, height, frames
+    frame_rate: float = Field(24.0, gt=0)
+    seed: Seed = 42
+    inference_steps: int = Field(30, gt=0)
+    interval: int | None = Field(100, gt=0)
+    video_cfg_scale: float = Field(3.0, ge=1)
+    audio_cfg_scale: float = Field(7.0, ge=1)
+    video_stg_scale: float = Field(1.0, ge=0)
+    audio_stg_scale: float = Field(1.0, ge=0)
+    # null = every block. Indices are compared with the model's number of blocks when the model is read.
+    stg_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], FromList] | None = (28,)
+    guidance_rescale: float = Field(0.7, ge=0, le=1)
+    video_modality_guidance_scale: float = Field(3.0, ge=1)
+    audio_modality_guidance_scale: float = Field(3.0, ge=1)
+    generate_audio: bool = True
+    generate_video: bool = True
+    skip_initial_validation: bool = False
+
+    def dims_of(self, sample: SampleConfig) -> tuple[int, int, int]:
+        """Width, height and frames of a sample."""
+        return self.video_dims if sample.video_dims is None else sample.video_dims
+
+    def seed_of(self, sample: SampleConfig) -> int:
+        """The sample's own seed (0 is one), else the section's."""
+        return self.seed if sample.seed is None else sample.seed
