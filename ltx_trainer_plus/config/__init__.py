@@ -1,4 +1,4 @@
-"""The configuration of a run: typed sections, loading, checking, saving. Imports no torch, so that errors are instant."""
+"""The configuration of a run: typed sections, loading, checking and saving. Imports no torch: errors are instant."""
 
 from ltx_trainer_plus.config.load import config_as_dict, load_config, save_config
 from ltx_trainer_plus.config.schema import TrainerConfig

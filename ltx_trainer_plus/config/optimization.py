@@ -18,35 +18,35 @@ class ConstantParams(Section):
 class LinearParams(Section):
     """torch's LinearLR over all steps."""
 
-    start_factor: float = Field(1.0, gt=0, le=1)
-    end_factor: float = Field(0.1, ge=0, le=1)
+    start_factor: float = Field(default=1.0, gt=0, le=1)
+    end_factor: float = Field(default=0.1, ge=0, le=1)
 
 
 class CosineParams(Section):
     """torch's CosineAnnealingLR over all steps."""
 
-    eta_min: float = Field(0.0, ge=0)
+    eta_min: float = Field(default=0.0, ge=0)
 
 
 class RestartParams(Section):
     """torch's CosineAnnealingWarmRestarts. T_0 null = a quarter of the steps."""
 
-    T_0: int | None = Field(None, gt=0)
-    T_mult: int = Field(1, ge=1)
-    eta_min: float = Field(5e-5, ge=0)
+    T_0: int | None = Field(default=None, gt=0)
+    T_mult: int = Field(default=1, ge=1)
+    eta_min: float = Field(default=5e-5, ge=0)
 
 
 class PolynomialParams(Section):
     """torch's PolynomialLR over all steps."""
 
-    power: float = Field(1.0, gt=0)
+    power: float = Field(default=1.0, gt=0)
 
 
 class StepParams(Section):
     """torch's StepLR. step_size null = half of the steps."""
 
-    step_size: int | None = Field(None, gt=0)
-    gamma: float = Field(0.1, gt=0, le=1)
+    step_size: int | None = Field(default=None, gt=0)
+    gamma: float = Field(default=0.1, gt=0, le=1)
 
 
 SCHEDULER_PARAMS: dict[str, type[Section]] = {
@@ -62,18 +62,18 @@ SCHEDULER_PARAMS: dict[str, type[Section]] = {
 class OptimizationConfig(Section):
     """Optimizer, learning rate and batch. `batch_size` is per process."""
 
-    learning_rate: float = Field(5e-4, gt=0)
-    steps: int = Field(3000, gt=0)
-    batch_size: int = Field(2, gt=0)
-    gradient_accumulation_steps: int = Field(1, gt=0)
-    max_grad_norm: float = Field(1.0, ge=0)  # 0 = no clipping
+    learning_rate: float = Field(default=5e-4, gt=0)
+    steps: int = Field(default=3000, gt=0)
+    batch_size: int = Field(default=2, gt=0)
+    gradient_accumulation_steps: int = Field(default=1, gt=0)
+    max_grad_norm: float = Field(default=1.0, ge=0)  # 0 = no clipping
     optimizer_type: Literal["adamw", "adamw8bit"] = "adamw"
     scheduler_type: SchedulerType = "linear"
     scheduler_params: dict[str, Any] = Field(default_factory=dict)
     enable_gradient_checkpointing: bool = False
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], FromList] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
 
     def scheduler_arguments(self) -> dict[str, Any]:
         """Every argument that torch's scheduler of this type takes beside the optimizer, defaults filled in.
@@ -96,16 +96,16 @@ class OptimizationConfig(Section):
 class UniformParams(Section):
     """Sigma uniform in [min_value, max_value]."""
 
-    min_value: float = Field(0.0, ge=0, le=1)
-    max_value: float = Field(1.0, ge=0, le=1)
+    min_value: float = Field(default=0.0, ge=0, le=1)
+    max_value: float = Field(default=1.0, ge=0, le=1)
 
 
 class ShiftedLogitNormalParams(Section):
     """`eps`: where draws are reflected at the ends. `uniform_prob`: share of draws that are uniform instead."""
 
-    std: float = Field(1.0, gt=0)
-    eps: float = Field(1e-3, ge=0, lt=0.5)
-    uniform_prob: float = Field(0.1, ge=0, le=1)
+    std: float = Field(default=1.0, gt=0)
+    eps: float = Field(default=1e-3, ge=0, lt=0.5)
+    uniform_prob: float = Field(default=0.1, ge=0, le=1)
 
 
 SAMPLING_PARAMS: dict[str, type[Section]] = {

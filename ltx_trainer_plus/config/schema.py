@@ -27,9 +27,9 @@ class ModelConfig(Section):
 class LoraConfig(Section):
     """Only read in `model.training_mode: lora`."""
 
-    rank: int = Field(64, ge=2)
-    alpha: int = Field(64, ge=1)
-    dropout: float = Field(0.0, ge=0, le=1)
+    rank: int = Field(default=64, ge=2)
+    alpha: int = Field(default=64, ge=1)
+    dropout: float = Field(default=0.0, ge=0, le=1)
     target_modules: Annotated[tuple[_Name, ...], FromList, Field(min_length=1)] = ("to_k", "to_q", "to_v", "to_out.0")
 
 
@@ -48,15 +48,15 @@ class DataConfig(Section):
     """Prepared samples. `shape_group`: samples of one shape that stay together (null = optimization.batch_size)."""
 
     preprocessed_data_root: LocalPath
-    num_dataloader_workers: int = Field(2, ge=0)
-    shape_group: int | None = Field(None, gt=0)
+    num_dataloader_workers: int = Field(default=2, ge=0)
+    shape_group: int | None = Field(default=None, gt=0)
 
 
 class CheckpointsConfig(Section):
     """Saving. `interval: null` saves at the end only; `keep_last_n: -1` keeps all."""
 
-    interval: int | None = Field(None, gt=0)
-    keep_last_n: int = Field(1, ge=-1)
+    interval: int | None = Field(default=None, gt=0)
+    keep_last_n: int = Field(default=1, ge=-1)
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     no_resume: bool = False  # true: take the weights of model.load_checkpoint, not its training state
     # The official default, minimal, drops the optimizer; resuming exactly needs it.
@@ -83,7 +83,7 @@ class WandbConfig(Section):
 class TrackingConfig(Section):
     """What is logged besides W&B, and how often: every `log_every` steps."""
 
-    log_every: int = Field(1, ge=1)
+    log_every: int = Field(default=1, ge=1)
 
 
 class TrainerConfig(Section):

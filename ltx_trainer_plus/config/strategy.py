@@ -74,7 +74,7 @@ class TextToVideoConfig(_Strategy):
     name: Literal["text_to_video"] = "text_to_video"
     # The official default is a probability above 0. It stays 0 here as long as there are no conditions: a default
     # that is refused would refuse every file that leaves it out.
-    first_frame_conditioning_p: float = Field(0.0, ge=0, le=1)
+    first_frame_conditioning_p: float = Field(default=0.0, ge=0, le=1)
     with_audio: bool = False
     audio_latents_dir: FolderName = "audio_latents"
 
@@ -91,7 +91,7 @@ class VideoToVideoConfig(_Strategy):
     """The short form for video from a reference video; refused in config/unavailable.py until references exist."""
 
     name: Literal["video_to_video"] = "video_to_video"
-    first_frame_conditioning_p: float = Field(0.0, ge=0, le=1)  # see TextToVideoConfig
+    first_frame_conditioning_p: float = Field(default=0.0, ge=0, le=1)  # see TextToVideoConfig
     reference_latents_dir: FolderName = "reference_latents"
 
     @property

@@ -34,19 +34,19 @@ class ValidationConfig(Section):
     samples: Annotated[tuple[SampleConfig, ...], FromList] = ()
     negative_prompt: str = DEFAULT_NEGATIVE_PROMPT
     video_dims: VideoDims = (960, 544, 89)  # width, height, frames
-    frame_rate: float = Field(24.0, gt=0)
+    frame_rate: float = Field(default=24.0, gt=0)
     seed: Seed = 42
-    inference_steps: int = Field(30, gt=0)
-    interval: int | None = Field(100, gt=0)
-    video_cfg_scale: float = Field(3.0, ge=1)
-    audio_cfg_scale: float = Field(7.0, ge=1)
-    video_stg_scale: float = Field(1.0, ge=0)
-    audio_stg_scale: float = Field(1.0, ge=0)
+    inference_steps: int = Field(default=30, gt=0)
+    interval: int | None = Field(default=100, gt=0)
+    video_cfg_scale: float = Field(default=3.0, ge=1)
+    audio_cfg_scale: float = Field(default=7.0, ge=1)
+    video_stg_scale: float = Field(default=1.0, ge=0)
+    audio_stg_scale: float = Field(default=1.0, ge=0)
     # null = every block. Indices are compared with the model's number of blocks when the model is read.
     stg_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], FromList] | None = (28,)
-    guidance_rescale: float = Field(0.7, ge=0, le=1)
-    video_modality_guidance_scale: float = Field(3.0, ge=1)
-    audio_modality_guidance_scale: float = Field(3.0, ge=1)
+    guidance_rescale: float = Field(default=0.7, ge=0, le=1)
+    video_modality_guidance_scale: float = Field(default=3.0, ge=1)
+    audio_modality_guidance_scale: float = Field(default=3.0, ge=1)
     generate_audio: bool = True
     generate_video: bool = True
     skip_initial_validation: bool = False
