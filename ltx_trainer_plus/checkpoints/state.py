@@ -1,0 +1,270 @@
+"""The training state: everything beside the weights file that an exact resume needs, in one safetensors file.
+
+Tensors are stored as `parameter.<name>` (the master of a trained parameter, in its own dtype) and
+`optimizer.<key>.<name>`; everything else is JSON in the file's header. Names are parameter names, never indices, so a
+state does not depend on the order or the grouping in which another layout hands its parameters to the optimizer.
+Nothing is pickled, and nothing is unpickled.
+"""
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.optim import Optimizer
+
+StateLevel = Literal["full", "minimal"]
+
+_FORMAT = "ltx-trainer-plus training state"
+_VERSION = 1
+_PACKAGES = ("ltx-trainer-plus", "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, read or used; the message says what to do."""
+
+
+class Scheduler(Protocol):
+    """What a learning-rate scheduler must offer to be saved."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """One training state in memory.
+
+    Attributes:
+        step: optimizer steps done.
+        tensors: CPU tensors that share no memory with the model or the optimizer.
+        info: plain JSON types only: scheduler, optimizer settings, and whatever the trainer adds.
+    """
+
+    step: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def level(self) -> StateLevel:
+        """`full` holds the optimizer and the masters; `minimal` holds neither."""
+        return self.info.get("level", "full")
+
+    def metadata(self) -> dict[str, str]:
+        """The header entries of the file (safetensors allows strings only)."""
+        return {"format": _FORMAT, "version": str(_VERSION), "step": str(self.step), "info": json.dumps(self.info)}
+
+
+def read_state(path: Path) -> TrainingState:
+    """Read a training state onto the CPU.
+
+    Raises:
+        CheckpointError: the file is not a training state of this trainer, is damaged, or is from a newer version.
+    """
+    info = read_state_header(path)
+    with safe_open(path, framework="pt") as file:
+        return TrainingState(info.step, {key: file.get_tensor(key) for key in file.keys()}, info.info)  # noqa: SIM118
+
+
+def read_state_header(path: Path) -> TrainingState:
+    """The state without its tensors: cheap, whatever the file's size. Errors as `read_state`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a readable safetensors file ({error}).\n"
+            "  It is damaged or was written by another program; it is never unpickled.\n"
+            "  To continue from the weights alone, set checkpoints.no_resume: true."
+        ) from error
+    if header.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} is not a training state of this trainer (its header has no entry format: {_FORMAT!r}).\n"
+            "  To continue from the weights alone, set checkpoints.no_resume: true."
+        )
+    if int(header["version"]) > _VERSION:
+        raise CheckpointError(
+            f"{path} has training-state version {header['version']}; this release reads up to {_VERSION}.\n"
+            "  Use the release that wrote it, or set checkpoints.no_resume: true to continue from the weights alone."
+        )
+    return TrainingState(int(header["step"]), {}, json.loads(header["info"]))
+
+
+def collect_state(
+    *,
+    step: int,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    optimizer: Optimizer,
+    scheduler: Scheduler | None = None,
+    level: StateLevel = "full",
+    info: Mapping[str, Any] | None = None,
+) -> TrainingState:
+    """Copy everything out that training will change next, so that the result can be written at leisure.
+
+    Args:
+        step: optimizer steps done.
+        named_parameters: every trained parameter with its clean name.
+        level: `minimal` leaves out the optimizer and the masters.
+        info: the trainer's own entries (seed, stream position, resolved configuration, W&B run id, ...): JSON types.
+
+    Raises:
+        CheckpointError: the optimizer holds a parameter without a name, or an entry is not a plain type.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    named = dict(named_parameters)
+    names = _names_by_identity(named, optimizer)
+    if level == "full":
+        for name, parameter in named.items():
+            tensors[f"parameter.{name}"] = copied_out(parameter)
+        for parameter, entries in optimizer.state.items():
+            for key, value in entries.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{key}.{names[id(parameter)]}"] = copied_out(value)
+                else:
+                    plain.setdefault(names[id(parameter)], {})[key] = value
+    groups = [
+        {
+            **{key: value for key, value in group.items() if key != "params"},
+            "params": [names[id(p)] for p in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+    entries = {
+        **(info or {}),
+        "level": level,
+        "optimizer": {"type": type(optimizer).__name__, "groups": groups, "state": plain},
+        "scheduler": scheduler.state_dict() if scheduler is not None else None,
+        "versions": versions(),
+    }
+    return TrainingState(step, tensors, _plain(entries, "info"))
+
+
+@torch.no_grad()
+def restore_state(
+    state: TrainingState,
+    *,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    optimizer: Optimizer,
+    scheduler: Scheduler | None = None,
+) -> None:
+    """Put a training state back, in place: masters, optimizer, scheduler, current learning rates.
+
+    The optimizer's settings (weight decay, betas, ...) stay as the present configuration made them. A `minimal` state
+    restores the scheduler and the learning rates only.
+
+    Raises:
+        CheckpointError: names, shapes or the kind of optimizer differ; nothing has been changed then.
+    """
+    named = dict(named_parameters)
+    names = _names_by_identity(named, optimizer)
+    saved = state.info["optimizer"]
+    if state.level == "full":
+        _check_same_parameters(state, named)
+        if saved["type"] != type(optimizer).__name__:
+            raise CheckpointError(
+                f"The training state holds {saved['type']}, this run uses {type(optimizer).__name__}.\n"
+                "  Set optimization.optimizer_type back, or start from the weights alone: checkpoints.no_resume: true."
+            )
+        for name, parameter in named.items():
+            parameter.copy_(state.tensors[f"parameter.{name}"])
+        optimizer.load_state_dict(_optimizer_state_dict(state, optimizer, names))
+    saved_groups = saved["groups"]
+    if len(saved_groups) == len(optimizer.param_groups):
+        for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
+            # Some schedulers compute the next rate from the present one.
+            group.update({key: saved_group[key] for key in ("lr", "initial_lr") if key in saved_group})
+    if scheduler is not None and state.info["scheduler"] is not None:
+        scheduler.load_state_dict(state.info["scheduler"])
+
+
+def copied_out(tensor: Tensor) -> Tensor:
+    """A contiguous CPU copy that shares no memory with `tensor`."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def versions() -> dict[str, str]:
+    """Python's and the relevant packages' versions."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _names_by_identity(named: Mapping[str, Tensor], optimizer: Optimizer) -> dict[int, str]:
+    names = {id(parameter): name for name, parameter in named.items()}
+    nameless = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) not in names]
+    if nameless:
+        raise CheckpointError(
+            f"The optimizer holds {len(nameless)} parameters that are not among the named ones"
+            f" (shapes {nameless[:3]}).\n"
+            "  Build the optimizer from the same prepared parameters whose names are passed here."
+        )
+    return names
+
+
+def _check_same_parameters(state: TrainingState, named: Mapping[str, Tensor]) -> None:
+    prefix = "parameter."
+    saved = {key.removeprefix(prefix): tensor for key, tensor in state.tensors.items() if key.startswith(prefix)}
+    differing = [
+        f"{name}: saved {tuple(saved[name].shape)}, now {tuple(parameter.shape)}"
+        for name, parameter in named.items()
+        if name in saved and saved[name].shape != parameter.shape
+    ]
+    problems = [
+        ("only in the training state", sorted(saved.keys() - named.keys())),
+        ("only in this run", sorted(named.keys() - saved.keys())),
+        ("of another shape", differing),
+    ]
+    if any(found for _, found in problems):
+        lines = [
+            f"  {len(found)} {what}: {', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
+            for what, found in problems
+            if found
+        ]
+        raise CheckpointError(
+            "The training state is of a run that trained other parameters.\n" + "\n".join(lines) + "\n"
+            "  Set the run's training mode, streams, lora.rank and lora.target_modules back, or set"
+            " checkpoints.no_resume: true to start from the weights alone."
+        )
+
+
+def _optimizer_state_dict(state: TrainingState, optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """The saved entries in the form that `Optimizer.load_state_dict` takes: keyed by running index."""
+    by_name: dict[str, dict[str, Any]] = {
+        name: dict(entries) for name, entries in state.info["optimizer"]["state"].items()
+    }
+    for key, tensor in state.tensors.items():
+        if key.startswith("optimizer."):
+            _, entry, name = key.split(".", 2)
+            by_name.setdefault(name, {})[entry] = tensor
+    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        "state": {index: by_name[name] for index, name in enumerate(order) if name in by_name},
+        "param_groups": optimizer.state_dict()["param_groups"],
+    }
+
+
+def _plain(value: Any, path: str) -> Any:
+    """`value` in JSON types, so that reading it back needs no class of ours or of torch's."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, path) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    raise CheckpointError(f"{path}: a {type(value).__name__} cannot be stored in a training state; pass a plain type.")

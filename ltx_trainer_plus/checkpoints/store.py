@@ -1,0 +1,235 @@
+"""The folder of checkpoints: whole ones appear in it at once, and nothing half-written is ever taken for one.
+
+A checkpoint of step 250 is `lora_weights_step_00250.safetensors` (or `model_weights_...`), a
+`training_state_step_00250.safetensors` beside it, and the marker `checkpoint_step_00250.json`, written last, with size
+and SHA-256 of each file. Whole means: the marker is there and all of it is true.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["lora", "full"]
+
+_PREFIX: dict[Kind, str] = {"lora": "lora_weights", "full": "model_weights"}
+_MARKER = re.compile(r"^checkpoint_step_(\d+)\.json$")
+_WEIGHTS = re.compile(r"^(?:lora|model)_weights_step_(\d+)\.safetensors$")
+_NUMBERED = re.compile(r"^(?:checkpoint|lora_weights|model_weights|training_state)_step_(\d+)\.")
+_TEMPORARY = ".saving"
+_REMOVING = ".removing"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk. `state` is None where none was saved."""
+
+    step: int
+    weights: Path
+    state: Path | None
+
+
+class CheckpointStore:
+    """Saves, finds and retires the checkpoints of one folder. One process at a time may write to it."""
+
+    def __init__(self, folder: Path | str, keep_last_n: int = -1) -> None:
+        """Args: keep_last_n: how many whole checkpoints stay, by step number; negative = all, 0 = the last one."""
+        self.folder = Path(folder)
+        self.keep_last_n = keep_last_n
+
+    def save(
+        self,
+        step: int,
+        kind: Kind,
+        weights: Mapping[str, Tensor],
+        metadata: Mapping[str, str] | None = None,
+        state: TrainingState | None = None,
+    ) -> Path:
+        """Write one checkpoint, then retire the oldest beyond `keep_last_n`.
+
+        An interruption at any moment leaves every earlier checkpoint whole. Where a whole checkpoint of this step is
+        already there, it stays as it is.
+
+        Returns:
+            The path of the weights file.
+
+        Raises:
+            CheckpointError: the files could not be written (disk full, ...); the temporary ones are gone again.
+        """
+        marker = self.folder / f"checkpoint_step_{step:05d}.json"
+        if marker.exists() and not isinstance(existing := self._read(marker), str):
+            logger.info("Step %d is already saved: %s", step, existing.weights)
+            return existing.weights
+        contents = {f"{_PREFIX[kind]}_step_{step:05d}.safetensors": (weights, {"format": "pt", **(metadata or {})})}
+        if state is not None:
+            contents[f"training_state_step_{step:05d}.safetensors"] = (state.tensors, state.metadata())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files = {name: self._write_temporary(name, *content) for name, content in contents.items()}
+            for name in files:
+                os.replace(self.folder / f"{name}{_TEMPORARY}", self.folder / name)
+            description = json.dumps({"format": 1, "step": step, "files": files}, indent=2)
+            temporary = self.folder / f"{marker.name}{_TEMPORARY}"
+            temporary.write_text(description)
+            _flush_to_disk(temporary)
+            # The files must be under their names on the disk before the marker that vouches for them is.
+            _flush_to_disk(self.folder)
+            os.replace(temporary, marker)
+            _flush_to_disk(self.folder)
+        except Exception as error:
+            self._remove_temporaries()
+            raise CheckpointError(
+                f"The checkpoint of step {step} could not be saved in {self.folder}: {error}\n"
+                "  Earlier checkpoints are untouched. Free space there, or set output_dir to another disk."
+            ) from error
+        self._retire(step)
+        return self.folder / next(iter(files))
+
+    def whole(self) -> list[Checkpoint]:
+        """All whole checkpoints in ascending order of step; reads every file to check its sum."""
+        return [found for _, marker in self._markers() if not isinstance(found := self._read(marker), str)]
+
+    def latest(self) -> Checkpoint | None:
+        """The whole checkpoint with the highest step, or None."""
+        for _, marker in reversed(self._markers()):
+            if not isinstance(found := self._read(marker), str):
+                return found
+        return None
+
+    def broken(self) -> list[str]:
+        """One line for each checkpoint that is not whole, naming the file and what is wrong with it."""
+        lines = [found for _, marker in self._markers() if isinstance(found := self._read(marker), str)]
+        marked = {step for step, _ in self._markers()}
+        for path in sorted(self.folder.glob("*_weights_step_*.safetensors")):
+            match = _WEIGHTS.match(path.name)
+            if match and int(match[1]) not in marked:
+                lines.append(f"{path.name}: it has no marker, so its save did not finish or another program wrote it")
+        return lines
+
+    def check(self, weights: Path) -> str | None:
+        """What is wrong with the checkpoint of this weights file, or None; without a marker nothing is known to be."""
+        match = _WEIGHTS.match(weights.name)
+        marker = self.folder / f"checkpoint_step_{int(match[1]):05d}.json" if match else None
+        if marker is None or not marker.exists():
+            return None
+        found = self._read(marker)
+        return found if isinstance(found, str) else None
+
+    def clean(self) -> list[str]:
+        """Remove what killed saves and killed removals left; call it once, before the first save.
+
+        Returns:
+            The names of what was removed.
+        """
+        removed = self._remove_temporaries()
+        for marker in self.folder.glob(f"checkpoint_step_*.json{_REMOVING}"):
+            removed += self._remove_marked(marker)
+        return removed
+
+    def set_aside_after(self, step: int) -> Path | None:
+        """Move every later checkpoint into a sub-folder: a run that goes on from `step` will write these steps anew.
+
+        Returns:
+            The sub-folder, or None where there was nothing later.
+        """
+        later = [p for p in self.folder.glob("*_step_*") if (match := _NUMBERED.match(p.name)) and int(match[1]) > step]
+        if not later:
+            return None
+        number = 1 + len(list(self.folder.glob("set_aside_*")))
+        aside = self.folder / f"set_aside_{number:03d}"
+        aside.mkdir()
+        # Markers last: until then the checkpoint shows as broken here rather than as whole with files missing there.
+        for path in sorted(later, key=lambda p: p.suffix == ".json"):
+            shutil.move(path, aside / path.name)
+        return aside
+
+    def _markers(self) -> list[tuple[int, Path]]:
+        found = [
+            (int(match[1]), p) for p in self.folder.glob("checkpoint_step_*.json") if (match := _MARKER.match(p.name))
+        ]
+        return sorted(found)
+
+    def _read(self, marker: Path, *, sums: bool = True) -> Checkpoint | str:
+        """The checkpoint that a marker vouches for, or one line that says why it is not whole."""
+        try:
+            description = json.loads(marker.read_text())
+            step, files = int(description["step"]), dict(description["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{marker.name}: it is not a readable marker"
+        for name, expected in files.items():
+            path = self.folder / name
+            if Path(name).name != name:
+                return f"{marker.name}: it names a file outside its folder ({name})"
+            if not path.is_file():
+                return f"{name}: it is missing"
+            if (size := path.stat().st_size) != expected["size"]:
+                return f"{name}: it has {size} bytes instead of {expected['size']}, so it was cut off or changed"
+            if sums and _sha256(path) != expected["sha256"]:
+                return f"{name}: its checksum is wrong, so its content was damaged or changed"
+        weights = next((name for name in files if _WEIGHTS.match(name)), None)
+        if weights is None:
+            return f"{marker.name}: it names no weights file"
+        state = next((self.folder / name for name in files if name.startswith("training_state")), None)
+        return Checkpoint(step, self.folder / weights, state)
+
+    def _write_temporary(
+        self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+    ) -> dict[str, int | str]:
+        path = self.folder / f"{name}{_TEMPORARY}"
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
+        _flush_to_disk(path)
+        return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+    def _remove_temporaries(self) -> list[str]:
+        leftovers = list(self.folder.glob(f"*{_TEMPORARY}"))
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+        return [path.name for path in leftovers]
+
+    def _retire(self, saved_step: int) -> None:
+        """Remove the lowest steps beyond `keep_last_n`; broken ones do not count, and the one just saved stays."""
+        if self.keep_last_n < 0:
+            return
+        whole = [
+            (step, marker) for step, marker in self._markers() if not isinstance(self._read(marker, sums=False), str)
+        ]
+        for step, marker in whole[: -max(self.keep_last_n, 1)]:
+            if step == saved_step:
+                continue
+            # The marker goes first: a kill in between leaves something that `clean` finishes, not a broken checkpoint.
+            removing = marker.with_name(f"{marker.name}{_REMOVING}")
+            os.replace(marker, removing)
+            self._remove_marked(removing)
+
+    def _remove_marked(self, marker: Path) -> list[str]:
+        names = list(json.loads(marker.read_text())["files"])
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        marker.unlink()
+        return names
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
