@@ -1,0 +1,95 @@
+"""The endless order in which samples are trained on, a function of the seed alone."""
+
+import hashlib
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+
+
+def keyed_generator(seed: int, purpose: str, number: int) -> torch.Generator:
+    """A CPU generator that depends on nothing but its key: the same on every rank, in any order of calls.
+
+    The key is hashed, so that neighbouring numbers and seeds give unrelated draws.
+    """
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+class SampleStream:
+    """Epoch after epoch of every sample, in groups of one shape.
+
+    An epoch is a permutation of groups, each of `shape_group` samples of one shape; where a shape's samples do not
+    fill its last group, some come twice. All epochs have the same length, so that any position is found directly.
+
+    Args:
+        shapes: shape of every sample of the data set, in its order.
+        seed: what the permutations are drawn from.
+        shape_group: samples in a group.
+
+    Raises:
+        ValueError: there are no samples, or `shape_group` is below 1.
+    """
+
+    def __init__(self, shapes: Sequence[Hashable], *, seed: int, shape_group: int) -> None:
+        if not shapes:
+            raise ValueError("the data set holds no sample: there is nothing to train on. Prepare some clips first.")
+        if shape_group < 1:
+            raise ValueError(f"data.shape_group: {shape_group} samples cannot make a group. Set it to 1 or more.")
+        self.shapes = tuple(shapes)
+        self.seed = seed
+        self.shape_group = shape_group
+        by_shape: dict[Hashable, list[int]] = {}
+        for index, shape in enumerate(shapes):
+            by_shape.setdefault(shape, []).append(index)
+        self._by_shape = list(by_shape.values())
+        self.epoch_length = sum(-(-len(indices) // shape_group) for indices in self._by_shape) * shape_group
+        self._epoch: tuple[int, list[int]] = (-1, [])
+
+    def item(self, position: int) -> int:
+        """Index in the data set of the sample at `position`, counted from 0 across epochs."""
+        epoch, offset = divmod(position, self.epoch_length)
+        if self._epoch[0] != epoch:
+            self._epoch = (epoch, self._order(epoch))
+        return self._epoch[1][offset]
+
+    def _order(self, epoch: int) -> list[int]:
+        generator = keyed_generator(self.seed, "order", epoch)
+        groups: list[list[int]] = []
+        for indices in self._by_shape:
+            order = torch.randperm(len(indices), generator=generator).tolist()
+            order += [order[i % len(order)] for i in range(-len(order) % self.shape_group)]
+            samples = [indices[i] for i in order]
+            groups += [samples[i : i + self.shape_group] for i in range(0, len(samples), self.shape_group)]
+        return [index for g in torch.randperm(len(groups), generator=generator).tolist() for index in groups[g]]
+
+
+def micro_batches(
+    stream: SampleStream, *, start_step: int, rank: int, world_size: int, batch_size: int, accumulation: int
+) -> Iterator[list[tuple[int, int]]]:
+    """What one rank trains on: for each micro-batch, (index in the data set, position in the stream) of its samples.
+
+    Global batch k is the k-th slice of the stream; its first micro-batch goes to the first micro-step of rank 0, the
+    next to that of rank 1, and so on. Endless; `accumulation` micro-batches make one optimizer step.
+
+    Args:
+        start_step: optimizer steps that are done already.
+
+    Raises:
+        ValueError: micro-batches and groups of one shape do not align.
+    """
+    if batch_size % stream.shape_group and stream.shape_group % batch_size:
+        raise ValueError(
+            f"data.shape_group: groups of {stream.shape_group} samples and micro-batches of {batch_size} do not align. "
+            f"Set data.shape_group to a divisor of optimization.batch_size ({batch_size}), or leave it out."
+        )
+    return _micro_batches(stream, start_step, rank, world_size, batch_size, accumulation)
+
+
+def _micro_batches(
+    stream: SampleStream, start_step: int, rank: int, world_size: int, batch_size: int, accumulation: int
+) -> Iterator[list[tuple[int, int]]]:
+    micro_step = start_step * accumulation
+    while True:
+        first = (micro_step * world_size + rank) * batch_size
+        yield [(stream.item(position), position) for position in range(first, first + batch_size)]
+        micro_step += 1

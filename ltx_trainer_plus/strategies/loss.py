@@ -1,0 +1,61 @@
+"""The training loss: masked velocity error of each stream and sample."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ltx_trainer_plus.strategies.flexible import ModelInputs
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Loss of every sample, float32.
+
+    Attributes:
+        total: (B,) sum over the streams that are generated.
+        video, audio: (B,) each stream's part; None where it is not generated.
+    """
+
+    total: Tensor
+    video: Tensor | None
+    audio: Tensor | None
+
+
+def stream_loss(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the masked squared error ÷ mean of the mask, for every sample.
+
+    Args:
+        prediction, target: (B, T, C) velocities.
+        mask: (B, T), 1 = in the loss, 0 = clean conditioning.
+
+    Returns:
+        (B,) float32; 0 for a sample whose tokens are all clean.
+    """
+    error = (prediction.float() - target.float()).square().mean(dim=-1)  # (B, T)
+    mask = mask.float()
+    return (error * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def training_loss(inputs: ModelInputs, video_velocity: Tensor | None, audio_velocity: Tensor | None) -> Losses:
+    """Losses of a batch; samples are not averaged yet.
+
+    Raises:
+        ValueError: the transformer gave no prediction for a stream that is generated, or no stream is.
+    """
+    video = _loss("video", video_velocity, inputs.video_target, inputs.video_loss_mask)
+    audio = _loss("audio", audio_velocity, inputs.audio_target, inputs.audio_loss_mask)
+    parts = [part for part in (video, audio) if part is not None]
+    if not parts:
+        raise ValueError(
+            "training_strategy: neither video nor audio is generated, so there is no loss. "
+            "Set is_generated: true for one of them."
+        )
+    return Losses(total=sum(parts[1:], start=parts[0]), video=video, audio=audio)
+
+
+def _loss(stream: str, velocity: Tensor | None, target: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    if target is None or mask is None:
+        return None
+    if velocity is None:
+        raise ValueError(f"the transformer returned no {stream} velocity although {stream} is generated.")
+    return stream_loss(velocity, target, mask)

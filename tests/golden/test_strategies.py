@@ -1,0 +1,188 @@
+"""What the transformer receives and the resulting loss, against the official trainer's numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ltx_trainer_plus.config.optimization import FlowMatchingConfig
+from ltx_trainer_plus.config.strategy import FlexibleConfig
+from ltx_trainer_plus.data.batch import Batch, TextFeatures
+from ltx_trainer_plus.flow.positions import LatentGeometry
+from ltx_trainer_plus.modality import Modality, TextContext
+from ltx_trainer_plus.strategies.flexible import Draws, FlexibleStrategy
+from ltx_trainer_plus.strategies.loss import training_loss
+
+MODES = ["t2v_av", "t2v_video_only", "t2a", "a2v", "v2a"]
+TOLERANCE = {"rtol": 0, "atol": 1e-6}  # float32 rounding of numbers of order 1
+
+
+@pytest.fixture(scope="module")
+def official(reference: Path) -> dict[str, Tensor]:
+    return load_file(reference / "strategies.safetensors")
+
+
+def strategy_of(mode: str, reference: Path, **options: bool) -> FlexibleStrategy:
+    body = json.loads((reference / "strategies.json").read_text())[mode]
+    config = FlexibleConfig.model_validate({"name": "flexible", **body})
+    return FlexibleStrategy(config.video, config.audio, LatentGeometry(), FlowMatchingConfig(), **options)
+
+
+def official_batch(official: dict[str, Tensor]) -> Batch:
+    return Batch(
+        names=("a", "b"),
+        positions=(0, 1),
+        text=TextFeatures("context", official["video_context"], official["audio_context"]),
+        video_latent=official["video_latents"],
+        fps=torch.tensor([24.0, 24.0]),
+        audio_latent=official["audio_latents"],
+    )
+
+
+def official_draws(official: dict[str, Tensor], strategy: FlexibleStrategy) -> Draws:
+    given = {}
+    for stream in ("video", "audio"):
+        settings = getattr(strategy, stream)
+        if settings is not None and settings.is_generated:
+            given |= {f"{stream}_sigma": official[f"{stream}_sigma"], f"{stream}_noise": official[f"{stream}_noise"]}
+    return Draws(**given)
+
+
+def assert_stream_equals(ours: Modality | None, official: dict[str, Tensor], prefix: str) -> None:
+    if f"{prefix}.latent" not in official:
+        assert ours is None
+        return
+    assert ours is not None
+    for name in ("latent", "sigma", "positions"):
+        torch.testing.assert_close(getattr(ours, name), official[f"{prefix}.{name}"], **TOLERANCE)
+    timesteps = official[f"{prefix}.timesteps"]
+    torch.testing.assert_close(ours.timesteps.expand_as(timesteps), timesteps, **TOLERANCE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_transformer_receives_the_official_inputs(mode: str, official: dict[str, Tensor], reference: Path) -> None:
+    strategy = strategy_of(mode, reference)
+    context = TextContext(official["video_context"], official["audio_context"])
+    inputs = strategy.prepare(official_batch(official), official_draws(official, strategy), context)
+
+    for stream in ("video", "audio"):
+        assert_stream_equals(getattr(inputs, stream), official, f"{mode}.{stream}")
+        target, mask = getattr(inputs, f"{stream}_target"), getattr(inputs, f"{stream}_loss_mask")
+        if f"{mode}.{stream}.targets" in official:
+            torch.testing.assert_close(target, official[f"{mode}.{stream}.targets"], **TOLERANCE)
+            torch.testing.assert_close(mask, official[f"{mode}.{stream}.loss_mask"], **TOLERANCE)
+        else:
+            assert target is None
+            assert mask is None
+        if (modality := getattr(inputs, stream)) is not None:
+            assert torch.equal(modality.context, official[f"{stream}_context"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loss_is_the_official_one(mode: str, official: dict[str, Tensor], reference: Path) -> None:
+    strategy = strategy_of(mode, reference)
+    context = TextContext(official["video_context"], official["audio_context"])
+    inputs = strategy.prepare(official_batch(official), official_draws(official, strategy), context)
+    losses = training_loss(inputs, official.get(f"{mode}.video.prediction"), official.get(f"{mode}.audio.prediction"))
+    # The mean over thousands of squares of order 1 rounds at a few 1e-7 of its value, which is about 4.
+    torch.testing.assert_close(losses.total, official[f"{mode}.loss"], rtol=1e-6, atol=1e-6)
+    parts = [part for part in (losses.video, losses.audio) if part is not None]
+    assert len(parts) == sum(f"{mode}.{stream}.targets" in official for stream in ("video", "audio"))
+    torch.testing.assert_close(torch.stack(parts).sum(0), losses.total)
+
+
+def test_keyframe_tokens_are_those_of_the_causal_first_frame(official: dict[str, Tensor], reference: Path) -> None:
+    context = TextContext(official["video_context"], official["audio_context"])
+    batch = official_batch(official)
+    for uses_keyframes in (True, False):
+        strategy = strategy_of("t2v_av", reference, uses_keyframes=uses_keyframes)
+        inputs = strategy.prepare(batch, official_draws(official, strategy), context)
+        assert inputs.audio is not None
+        assert inputs.audio.keyframes_mask is None
+        assert inputs.video is not None
+        marks = inputs.video.keyframes_mask
+        if not uses_keyframes:
+            assert marks is None
+            continue
+        assert marks is not None
+        starts_at_zero = inputs.video.positions[:, 0, :, 0] == 0
+        assert torch.equal(marks[..., 0], starts_at_zero.float())  # 2 × 4 of 24 tokens
+        assert marks.sum() == 16
+    # The 2.5 reference marks the same tokens.
+    io = load_file(reference / "ltx-2.5-tiny-io.safetensors")
+    assert torch.equal(io["video_keyframes_mask"][..., 0], (io["video_positions"][:, 0, :, 0] == 0).float())
+
+
+def test_draws_are_keyed_by_stream_position_and_not_by_batch(official: dict[str, Tensor], reference: Path) -> None:
+    strategy = strategy_of("t2v_av", reference)
+    whole = official_batch(official)
+    together = strategy.draw(whole, seed=7)
+    again = strategy.draw(whole, seed=7)
+    assert together.video_noise is not None
+    assert together.audio_noise is not None
+    for name in ("video_sigma", "video_noise", "audio_sigma", "audio_noise"):
+        drawn = getattr(together, name)
+        assert torch.equal(drawn, getattr(again, name))
+        assert not torch.equal(drawn[0], drawn[1])
+        for row in (0, 1):  # each sample alone, as on another rank
+            single = Batch(
+                names=whole.names[row : row + 1],
+                positions=whole.positions[row : row + 1],
+                text=whole.text,
+                video_latent=official["video_latents"][row : row + 1],
+                audio_latent=official["audio_latents"][row : row + 1],
+            )
+            assert torch.equal(getattr(strategy.draw(single, seed=7), name)[0], drawn[row])
+        assert not torch.equal(getattr(strategy.draw(whole, seed=8), name), drawn)
+    assert not torch.equal(together.video_noise[0, :9], together.audio_noise[0])
+    assert abs(together.video_noise.std().item() - 1) < 0.05
+
+
+def test_frozen_and_absent_streams_draw_nothing(official: dict[str, Tensor], reference: Path) -> None:
+    batch = official_batch(official)
+    a2v = strategy_of("a2v", reference).draw(batch, seed=0)
+    assert a2v.video_sigma is not None
+    assert a2v.audio_sigma is None
+    assert a2v.audio_noise is None
+    t2v = strategy_of("t2v_av", reference).draw(batch, seed=0)
+    assert torch.equal(a2v.video_noise, t2v.video_noise)  # what the other stream does changes nothing
+    assert strategy_of("t2a", reference).draw(batch, seed=0).video_noise is None
+
+
+def test_sigma_leans_to_noise_with_the_stream_s_own_token_count(official: dict[str, Tensor], reference: Path) -> None:
+    strategy = strategy_of("t2v_av", reference)
+    small, large = torch.zeros(1, 1, 1, 1, 1), torch.zeros(1, 1, 8, 32, 32)
+    batch = official_batch(official)
+
+    def mean_sigmas(latent: Tensor) -> tuple[float, float]:
+        positions = tuple(range(400))
+        many = Batch(batch.names, positions, batch.text, latent, audio_latent=torch.zeros(1, 1, 9, 1))
+        draws = strategy.draw(many, seed=0)
+        assert draws.video_sigma is not None
+        assert draws.audio_sigma is not None
+        return draws.video_sigma.mean().item(), draws.audio_sigma.mean().item()
+
+    video_small, audio_small = mean_sigmas(small)
+    video_large, audio_large = mean_sigmas(large)
+    assert video_large > video_small + 0.15
+    assert audio_large == audio_small
+
+
+def test_preparing_changes_nothing_it_was_lent(official: dict[str, Tensor], reference: Path) -> None:
+    strategy = strategy_of("t2v_av", reference)
+    batch, draws = official_batch(official), official_draws(official, strategy)
+    before = {name: tensor.clone() for name, tensor in official.items()}
+    strategy.prepare(batch, draws, TextContext(official["video_context"], official["audio_context"]))
+    assert all(torch.equal(official[name], tensor) for name, tensor in before.items())
+
+
+def test_a_batch_without_the_latents_that_the_run_needs_is_an_error(
+    official: dict[str, Tensor], reference: Path
+) -> None:
+    text = TextFeatures("context", official["video_context"], official["audio_context"])
+    batch = Batch(("a", "b"), (0, 1), text, official["video_latents"], torch.tensor([24.0, 24.0]))
+    with pytest.raises(ValueError, match=r"training_strategy\.audio\.latents_dir"):
+        strategy_of("t2v_av", reference).draw(batch, seed=0)
