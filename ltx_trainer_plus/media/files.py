@@ -1,0 +1,53 @@
+"""Media files on disk: opening them with errors that name the file, writing them whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+
+
+class MediaError(RuntimeError):
+    """A media file that cannot be used. The message is the reason alone; `path` says which file."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = Path(path)
+        self.reason = reason
+
+
+@contextmanager
+def open_media(path: str | Path) -> Iterator[InputContainer]:
+    """Open a file with ffmpeg's demuxers; whatever goes wrong inside the block becomes a `MediaError`."""
+    path = Path(path)
+    if not path.is_file():
+        raise MediaError(path, "there is no such file")
+    if path.stat().st_size == 0:
+        raise MediaError(path, "the file is empty (0 bytes)")
+    try:
+        # Only local files: a playlist disguised as a video must not make ffmpeg fetch what it lists.
+        with av.open(
+            str(path), mode="r", metadata_errors="ignore", options={"protocol_whitelist": "file"}
+        ) as container:
+            yield container
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise MediaError(path, f"ffmpeg cannot read it ({reason})") from error
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path` (same suffix) that takes its place when the block ends well.
+
+    A reader, or a run that was killed, sees the old file or the whole new one.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
