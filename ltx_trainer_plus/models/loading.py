@@ -92,8 +92,8 @@ def read_transformer_config(path: str | Path) -> dict[str, Any]:
     config = json.loads(metadata["config"])
     if "transformer" not in config:
         raise ValueError(
-            f"{path}: the `config` in its metadata has no `transformer` section (it has: {', '.join(config) or 'none'})."
-            " Use the official LTX-2 single file as it was published."
+            f"{path}: the `config` in its metadata has no `transformer` section (only: {', '.join(config)}). "
+            "Use the official LTX-2 single file as it was published."
         )
     return config_from_official(config["transformer"])
 

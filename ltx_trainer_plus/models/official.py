@@ -63,11 +63,27 @@ def transformer_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 _SAME_NAME = (
-    "num_attention_heads attention_head_dim in_channels out_channels num_layers cross_attention_dim "
-    "audio_num_attention_heads audio_attention_head_dim audio_in_channels audio_out_channels "
-    "audio_cross_attention_dim caption_channels timestep_scale_multiplier norm_eps norm_elementwise_affine "
-    "attention_bias ff_bias audio_ff_bias use_prompt_adaln_single use_keyframes_abs_pos_embedding"
-).split()
+    "num_attention_heads",
+    "attention_head_dim",
+    "in_channels",
+    "out_channels",
+    "num_layers",
+    "cross_attention_dim",
+    "audio_num_attention_heads",
+    "audio_attention_head_dim",
+    "audio_in_channels",
+    "audio_out_channels",
+    "audio_cross_attention_dim",
+    "caption_channels",
+    "timestep_scale_multiplier",
+    "norm_eps",
+    "norm_elementwise_affine",
+    "attention_bias",
+    "ff_bias",
+    "audio_ff_bias",
+    "use_prompt_adaln_single",
+    "use_keyframes_abs_pos_embedding",
+)
 
 # What the blocks of diffusers do; another value would be silently ignored.
 _ONLY_VALUE: dict[str, Any] = {
