@@ -1,11 +1,11 @@
 """The numbers of a step: summed on the device, reduced over the ranks once, read when they have long arrived.
 
-window = MetricWindow(device, world_size)
 pending = None
 for step in ...:
+    window = MetricWindow(device)
     for micro_batch in ...:
-        window.add(video=(losses.video, video_sigma), audio=None, tokens=...)
-    window.add_update(grad_norm, skipped)
+        window.add(inputs, losses)
+    window.set_step(grad_norm=norm, skipped=skipped)
     previous, pending = pending, window.reduce_async()
     if previous is not None:
         metrics = previous.read()  # of the step before: no waiting for the device
@@ -13,11 +13,15 @@ for step in ...:
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ltx_trainer_plus.strategies.flexible import ModelInputs
+from ltx_trainer_plus.strategies.loss import Losses
 
 BUCKETS = 10
 """Sigma buckets: ten equal widths of [0, 1]; sigma 1 belongs to the last."""
@@ -34,83 +38,58 @@ _SIZE = _AUDIO + _STREAM
 class MetricWindow:
     """Sums of one step on this rank's device. Nothing here waits for the device."""
 
-    def __init__(self, device: torch.device | str, world_size: int = 1) -> None:
+    def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._world_size = world_size
-        self._edges = torch.arange(BUCKETS, device=self._device)
-        # A stream of its own: the compute stream must not wait for the slowest rank only to count.
-        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._sums = self._empty()
+        # Double: counts stay exact over any number of ranks, and a loss hardly depends on the order of summing.
+        self._sums = torch.zeros(_SIZE, dtype=torch.float64, device=self._device)
+        self._sums[_RANKS].fill_(1)
 
     @torch.no_grad()
-    def add(
-        self,
-        *,
-        video: tuple[Tensor, Tensor] | None = None,
-        audio: tuple[Tensor, Tensor] | None = None,
-        tokens: int = 0,
-    ) -> None:
-        """Count one micro-batch.
-
-        Args:
-            video, audio: (B,) loss of each sample and (B,) its sigma in [0, 1]; None for a stream that is not trained.
-            tokens: target tokens, video and audio, of the whole micro-batch.
-        """
-        for start, stream in ((_VIDEO, video), (_AUDIO, audio)):
-            if stream is not None:
-                loss, sigma = stream[0].detach().double(), stream[1].detach()
-                self._sums[start : start + _STREAM].add_(self._stream_sums(loss, sigma))
-                self._sums[_LOSS].add_(loss.sum())
-        samples = next(len(stream[0]) for stream in (video, audio) if stream is not None)
-        self._sums[_SAMPLES].add_(samples)
-        self._sums[_TOKENS].add_(tokens)
+    def add(self, inputs: ModelInputs, losses: Losses) -> None:
+        """Count one micro-batch: every trained stream's losses, by its samples' sigmas, and the target tokens."""
+        streams = ((_VIDEO, inputs.video, losses.video), (_AUDIO, inputs.audio, losses.audio))
+        for start, modality, loss in streams:
+            if modality is not None and loss is not None:
+                self._sums[start : start + _STREAM].add_(_stream_sums(loss.double(), modality.sigma))
+        self._sums[_LOSS].add_(losses.total.double().sum())
+        self._sums[_SAMPLES].add_(len(losses.total))
+        self._sums[_TOKENS].add_(inputs.target_tokens)
 
     @torch.no_grad()
-    def add_update(self, grad_norm: Tensor | float, skipped: Tensor | bool = False) -> None:
-        """Count the optimizer step. Both values are those of the whole run, equal on every rank.
+    def set_step(self, *, grad_norm: Tensor | float, skipped: Tensor | float = 0.0) -> None:
+        """Count the optimizer step, once per window. Both values are the whole run's, equal on every rank.
 
         Args:
             grad_norm: () before clipping.
             skipped: () non-zero where the step was left out because something was not finite.
         """
-        self._sums[_GRAD_NORM].add_(grad_norm)
-        self._sums[_SKIPPED].add_(skipped)
+        self._sums[_GRAD_NORM].fill_(grad_norm)
+        self._sums[_SKIPPED].fill_(skipped)
 
     def request_stop(self) -> None:
         """This rank wants to stop (a signal came): every rank reads it in the same step's metrics."""
         self._sums[_STOP].add_(1)
 
     def reduce_async(self) -> "PendingMetrics":
-        """Start summing over the ranks and copying out, and begin an empty window. Collective: every rank calls it."""
-        sums, self._sums = self._sums, self._empty()
-        if self._side is None:
-            work = dist.all_reduce(sums, async_op=True) if self._world_size > 1 else None
-            return PendingMetrics(sums, work=work)
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            if self._world_size > 1:
-                # Makes the side stream wait for the collective, not the host.
-                dist.all_reduce(sums, async_op=True).wait()
+        """Start summing over the ranks and copying out; the window is done with. Collective: every rank calls it."""
+        # Asked of the process group itself: a wrong answer would leave every rank with its own numbers, unnoticed.
+        is_distributed = dist.is_available() and dist.is_initialized()
+        if self._device.type != "cuda":
+            work = dist.all_reduce(self._sums, async_op=True) if is_distributed else None
+            return PendingMetrics(self._sums, work=work)
+        side = _side_stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            if is_distributed:
+                # wait() makes the side stream wait for the collective, not the host.
+                dist.all_reduce(self._sums, async_op=True).wait()
             host = torch.empty(_SIZE, dtype=torch.float64, pin_memory=True)
-            host.copy_(sums, non_blocking=True)
+            host.copy_(self._sums, non_blocking=True)
             arrived = torch.cuda.Event()
-            arrived.record(self._side)
+            arrived.record(side)
         # The allocator would otherwise give the memory away while the side stream still reads it.
-        sums.record_stream(self._side)
+        self._sums.record_stream(side)
         return PendingMetrics(host, arrived=arrived)
-
-    def _empty(self) -> Tensor:
-        # Double: sums over any number of ranks stay exact counts, and the loss hardly depends on the order of summing.
-        sums = torch.zeros(_SIZE, dtype=torch.float64, device=self._device)
-        sums[_RANKS] = 1
-        return sums
-
-    def _stream_sums(self, loss: Tensor, sigma: Tensor) -> Tensor:
-        bucket = (sigma.to(loss.device, torch.float32, non_blocking=True) * BUCKETS).long().clamp(0, BUCKETS - 1)
-        member = bucket[:, None] == self._edges  # (B, BUCKETS)
-        # where, not a product: one sample's NaN must not spread to the other buckets.
-        parts = torch.where(member, loss[:, None], 0.0)
-        return torch.cat([member.sum().view(1), loss.sum().view(1), member.sum(0), parts.sum(0)])
 
 
 class PendingMetrics:
@@ -175,6 +154,21 @@ class StepMetrics:
 
     def __add__(self, other: "StepMetrics") -> "StepMetrics":
         return StepMetrics(tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)))
+
+
+def _stream_sums(loss: Tensor, sigma: Tensor) -> Tensor:
+    """A stream's part of the vector. loss: (B,) double; sigma: (B,)."""
+    bucket = (sigma.float() * BUCKETS).long().clamp(0, BUCKETS - 1)
+    member = bucket[:, None] == torch.arange(BUCKETS, device=loss.device)  # (B, BUCKETS)
+    # where, not a product: one sample's NaN must not spread to the other buckets.
+    parts = torch.where(member, loss[:, None], 0.0)
+    return torch.cat([member.sum().view(1), loss.sum().view(1), member.sum(0), parts.sum(0)])
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    # The compute stream must not wait for the slowest rank only to count.
+    return torch.cuda.Stream(device)
 
 
 def ratio(total: float, count: float) -> float:
