@@ -19,7 +19,8 @@ from diffusers.pipelines.ltx2.pipeline_ltx2 import LTX2Pipeline
 from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
 from torch import Tensor, nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, GemmaTokenizer
-from transformers.utils import logging
+
+from ltx_trainer_plus.models.text import without_progress_bars
 
 VIDEO_HEADS, VIDEO_HEAD_DIM = 4, 16
 AUDIO_HEADS, AUDIO_HEAD_DIM = 4, 8
@@ -60,13 +61,8 @@ def create_tiny_pipeline(folder: str | Path, seed: int = 0) -> Path:
     # Saved beside and renamed: a run that is cut off leaves no half pipeline under the final name.
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    had_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with without_progress_bars():
         pipeline.save_pretrained(unfinished)
-    finally:
-        if had_bars:
-            logging.enable_progress_bar()
     os.replace(unfinished, folder)
     return folder
 
@@ -174,7 +170,7 @@ def _tokenizer() -> GemmaTokenizer:
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁"] + [chr(code) for code in range(0x21, 0x7F)]
     vocabulary = {piece: index for index, piece in enumerate(special + pieces)}
-    return GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=TEXT_TOKENS)
+    return GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=TEXT_TOKENS, add_bos_token=True)
 
 
 def _connectors() -> LTX2TextConnectors:

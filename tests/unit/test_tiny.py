@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from ltx_trainer_plus.models.tiny import create_tiny_pipeline
 
@@ -34,6 +35,15 @@ def test_an_existing_pipeline_is_kept_and_a_foreign_folder_is_refused(tiny_pipel
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"no pipeline folder"):
         create_tiny_pipeline(tmp_path)
+
+
+def test_the_tokenizer_is_gemmas_in_small(tiny_pipeline: Path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_pipeline / "tokenizer")
+    assert tokenizer.model_max_length == 1024
+    assert tokenizer.padding_side == "left"
+    assert tokenizer("").input_ids == [tokenizer.bos_token_id]
+    text = 'a "red" ball, häufig 漢'
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
 
 def test_diffusers_pipeline_generates_video_and_sound_from_it(tiny_pipeline: Path):
