@@ -1,8 +1,5 @@
 """Self-attention that can be skipped per stream (STG), written so that the blocks compile without graph breaks."""
 
-import functools
-from collections.abc import Callable
-
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_ltx2 import (
@@ -70,16 +67,11 @@ class SkippableSelfAttention:
         return attn.to_out[1](attn.to_out[0](out))
 
 
-def perturbation_masks(device: torch.device) -> Callable[[bool, bool], Tensor]:
-    """Masks (2, 1, 1, 1) by (video skipped, audio skipped), filled on the device: nothing waits for a copy."""
-
-    @functools.cache
-    def mask(skips_video: bool, skips_audio: bool) -> Tensor:
-        rows = torch.ones(2, 1, 1, 1, device=device)
-        if skips_video:
-            rows[VIDEO].zero_()
-        if skips_audio:
-            rows[AUDIO].zero_()
-        return rows
-
+def perturbation_mask(device: torch.device, *, skips_video: bool, skips_audio: bool) -> Tensor:
+    """Mask (2, 1, 1, 1) with one row per stream, filled on the device: nothing waits for a copy from the host."""
+    mask = torch.ones(2, 1, 1, 1, device=device)
+    if skips_video:
+        mask[VIDEO].zero_()
+    if skips_audio:
+        mask[AUDIO].zero_()
     return mask

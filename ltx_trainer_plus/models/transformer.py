@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ltx_trainer_plus.modality import Modality, Perturbations
-from ltx_trainer_plus.models.attention import AUDIO, VIDEO, SkippableSelfAttention, perturbation_masks
+from ltx_trainer_plus.models.attention import AUDIO, VIDEO, SkippableSelfAttention, perturbation_mask
 from ltx_trainer_plus.models.streams import StreamModules, StreamState
 
 
@@ -96,9 +96,12 @@ class LTXTransformer(LTX2VideoTransformer3DModel):
         self, video: StreamState, audio: StreamState, perturbations: Perturbations, *, is_joint: bool
     ) -> tuple[Tensor, Tensor]:
         is_checkpointed = self.gradient_checkpointing and torch.is_grad_enabled()
-        mask = perturbation_masks(video.hidden.device)
+        masks: dict[tuple[bool, bool], Tensor] = {}
         video_hidden, audio_hidden = video.hidden, audio.hidden
         for index, block in enumerate(self._blocks):
+            skips = (index in perturbations.video_self, index in perturbations.audio_self)
+            if skips not in masks:
+                masks[skips] = perturbation_mask(video.hidden.device, skips_video=skips[0], skips_audio=skips[1])
             # Always the same arguments with the same types: each new combination would be one more graph to compile.
             arguments: dict[str, Any] = {
                 "hidden_states": video_hidden,
@@ -121,7 +124,7 @@ class LTXTransformer(LTX2VideoTransformer3DModel):
                 "audio_encoder_attention_mask": audio.context_bias,
                 "use_a2v_cross_attention": is_joint and index not in perturbations.audio_to_video,
                 "use_v2a_cross_attention": is_joint and index not in perturbations.video_to_audio,
-                "perturbation_mask": mask(index in perturbations.video_self, index in perturbations.audio_self),
+                "perturbation_mask": masks[skips],
             }
             if is_checkpointed:
                 video_hidden, audio_hidden = checkpoint(block, use_reentrant=False, **arguments)
