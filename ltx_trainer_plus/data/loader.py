@@ -1,0 +1,122 @@
+"""Batches for training: the stream's samples, read ahead by worker processes."""
+
+import logging
+import os
+import signal
+from collections.abc import Generator, Hashable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ltx_trainer_plus.data.batch import Batch, Sample, collate
+from ltx_trainer_plus.data.stream import SampleStream, micro_batches
+
+logger = logging.getLogger(__name__)
+
+
+class Samples(Protocol):
+    """A data set: `PrecomputedDataset`, or anything with its items."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Sample: ...
+
+
+def training_loader(
+    dataset: Samples,
+    stream: SampleStream,
+    *,
+    start_step: int,
+    rank: int,
+    world_size: int,
+    batch_size: int,
+    accumulation: int,
+    workers: int,
+    pin_memory: bool,
+) -> Generator[Batch]:
+    """Endless batches of one rank, from its first micro-batch after `start_step` optimizer steps.
+
+    A micro-batch is one `Batch`, or several where its groups differ in shape (only possible when `stream.shape_group`
+    is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer step; together those of a step hold
+    `batch_size * accumulation` samples. Closing the iterator ends the workers.
+
+    Args:
+        workers: processes that read ahead; 0 = read in this one.
+        pin_memory: put batches into page-locked memory, for asynchronous copies to a GPU.
+
+    Raises:
+        ValueError: micro-batches and groups of one shape do not align.
+        DataError: when a sample cannot be read; raised by the batch that it belongs to.
+    """
+    order = micro_batches(
+        stream,
+        start_step=start_step,
+        rank=rank,
+        world_size=world_size,
+        batch_size=batch_size,
+        accumulation=accumulation,
+    )
+    global_batch = batch_size * world_size * accumulation
+    if rank == 0 and len(dataset) < global_batch:
+        logger.warning(
+            "The data set has %d samples and a step takes %d: samples come round again within a step, each time with "
+            "noise of their own.",
+            len(dataset),
+            global_batch,
+        )
+    loader = DataLoader(
+        _BatchReader(dataset),
+        batch_size=None,
+        sampler=_one_shape_each(order, stream.shapes, accumulation),
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin_memory,
+        worker_init_fn=_shield_from_signals,
+        # Of its own, because the loader draws a seed for its workers: the global generator stays untouched.
+        generator=torch.Generator(),
+    )
+    return _iterate(loader)
+
+
+class _Work(NamedTuple):
+    items: list[tuple[int, int]]
+    ends_step: bool
+
+
+class _BatchReader(Dataset[Batch]):
+    """Reads whole batches, so that each is made in one worker."""
+
+    def __init__(self, dataset: Samples) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, work: _Work) -> Batch:
+        samples = [self._dataset[index] for index, _ in work.items]
+        return collate(samples, [position for _, position in work.items], ends_step=work.ends_step)
+
+
+def _one_shape_each(
+    order: Iterator[list[tuple[int, int]]], shapes: tuple[Hashable, ...], accumulation: int
+) -> Iterator[_Work]:
+    for number, micro_batch in enumerate(order, start=1):
+        by_shape: dict[Hashable, list[tuple[int, int]]] = {}
+        for item in micro_batch:
+            by_shape.setdefault(shapes[item[0]], []).append(item)
+        parts = list(by_shape.values())
+        for i, part in enumerate(parts, start=1):
+            yield _Work(part, ends_step=number % accumulation == 0 and i == len(parts))
+
+
+def _iterate(loader: "DataLoader[Batch]") -> Generator[Batch]:
+    yield from loader
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _shield_from_signals(worker: int) -> None:
+    # Ctrl-C, and torchrun when it stops a run, signal the whole process group. The trainer finishes its step and
+    # saves then, for which it still needs its workers; they end when it closes the loader, or when it is gone.
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
