@@ -30,12 +30,14 @@ def inference_sigmas(steps: int, tokens: int = 4096) -> Tensor:
         raise ValueError(f"steps={steps}: denoising needs at least one step.")
     slope = (_SHIFT_AT_MANY - _SHIFT_AT_FEW) / (_MANY_TOKENS - _FEW_TOKENS)
     shift = math.exp(_SHIFT_AT_FEW + slope * (tokens - _FEW_TOKENS))
-    # float64, so that the first level is exactly 1 however the platform rounds a division.
-    even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)[:-1]
+    # float32, and in this order, as the official schedule is computed: guidance multiplies a rounding of sigma by a
+    # hundred on its way to the latent. The first level may so be a rounding below 1.
+    even = torch.linspace(1, 0, steps + 1)[:-1]
     shifted = shift / (shift + (1 / even - 1))
     if steps > 1:
-        shifted = 1 - (1 - shifted) * (1 - _LAST_NONZERO_SIGMA) / (1 - shifted[-1])
-    return torch.cat([shifted, shifted.new_zeros(1)]).float()
+        noise_left = 1 - shifted
+        shifted = 1 - noise_left / (noise_left[-1] / (1 - _LAST_NONZERO_SIGMA))
+    return torch.cat([shifted, shifted.new_zeros(1)])
 
 
 def euler_step(latent: Tensor, denoised: Tensor, sigma: float, sigma_next: float) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ltx_trainer_plus.flow.schedule import euler_step, inference_sigmas
 
-# The schedule is computed in float64 here and in float32 there: a few float32 roundings apart.
-TOLERANCE = 5e-7
+# Same arithmetic in the same order: one float32 rounding is left for another platform's division.
+TOLERANCE = 6e-8
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def test_the_shift_follows_the_token_count(sampling: dict[str, Tensor], shape: t
 def test_every_schedule_falls_from_one_to_zero(steps: int) -> None:
     sigmas = inference_sigmas(steps)
     assert sigmas.shape == (steps + 1,)
-    assert sigmas[0] == 1
+    assert float(sigmas[0]) == pytest.approx(1, abs=1e-6)
+    assert float(sigmas.max()) <= 1
     assert sigmas[-1] == 0
     assert bool((sigmas.diff() < 0).all())
 
