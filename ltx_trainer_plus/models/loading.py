@@ -99,10 +99,14 @@ def read_transformer_config(path: str | Path) -> dict[str, Any]:
 
 
 def transformer_on_meta(path_or_config: str | Path | Mapping[str, Any]) -> LTXTransformer:
-    """The transformer without weights: names, shapes and structure only, for dry runs and tracing."""
+    """The transformer without weights: names, shapes and structure only, for dry runs and tracing.
+
+    `path_or_config` is a checkpoint, or the config of a transformer (`read_transformer_config`, `handle.config`).
+    """
     config = path_or_config if isinstance(path_or_config, Mapping) else read_transformer_config(path_or_config)
     with torch.device("meta"):
-        return LTXTransformer(**config)
+        # diffusers adds notes of its own (`_class_name`, ...) to the config of a loaded model.
+        return LTXTransformer(**{key: value for key, value in config.items() if not key.startswith("_")})
 
 
 def _open(path: Path, device: str) -> Any:
