@@ -28,7 +28,7 @@ def _local_path(value: Any) -> Any:
     if not value.strip():
         raise PydanticCustomError("empty_path", "must be a path, and is empty")
     if _URL.match(value):
-        raise PydanticCustomError("url", "must be a local path: URLs are not read. Download it and give its path")
+        raise PydanticCustomError("url", "must be a local path, not a URL")
     return Path(value).expanduser()
 
 

@@ -1,0 +1,195 @@
+"""What no single field shows: settings that contradict each other, and paths that do not exist."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ltx_trainer_plus.config.base import Section
+from ltx_trainer_plus.config.explain import explain
+from ltx_trainer_plus.config.optimization import SAMPLING_PARAMS, SCHEDULER_PARAMS
+from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
+from ltx_trainer_plus.config.schema import TrainerConfig
+from ltx_trainer_plus.config.strategy import FlexibleConfig, VideoToVideoConfig
+
+
+def contradictions(config: TrainerConfig) -> list[Problem]:
+    """Settings that are fine one by one, and cannot work together."""
+    checks = (_batch, _streams, _schedule, _sampling, _validation, _checkpoints)
+    return [problem for check in checks for problem in check(config)]
+
+
+def check_paths(config: TrainerConfig) -> list[Problem]:
+    """Files and folders that must exist and do not, or stand in the way."""
+    return list(_path_problems(config))
+
+
+def _batch(config: TrainerConfig) -> Iterator[Problem]:
+    size, group = config.optimization.batch_size, config.data.shape_group
+    if group is not None and size % group:
+        yield Problem(
+            "data.shape_group",
+            f"optimization.batch_size ({size}) is no multiple of it, so a batch would hold a part of a group",
+            group,
+            "Set it to a divisor of the batch size, or to null for the batch size itself",
+            involves=("optimization.batch_size",),
+        )
+
+
+def _checkpoints(config: TrainerConfig) -> Iterator[Problem]:
+    if config.checkpoints.keep_last_n == 0:
+        yield Problem(
+            "checkpoints.keep_last_n",
+            "would delete the checkpoint that was just written",
+            0,
+            "Set it to 1 or more, or to -1 to keep all",
+        )
+
+
+def _streams(config: TrainerConfig) -> Iterator[Problem]:
+    strategy = config.training_strategy
+    if isinstance(strategy, VideoToVideoConfig) and config.model.training_mode != "lora":
+        yield Problem(
+            "model.training_mode",
+            "training_strategy.name: video_to_video trains a LoRA only",
+            config.model.training_mode,
+            "Set model.training_mode: lora",
+            involves=("training_strategy",),
+        )
+    if not isinstance(strategy, FlexibleConfig):
+        return
+    if "generated" not in (strategy.video_role, strategy.audio_role):
+        yield Problem(
+            "training_strategy",
+            f"nothing would be trained: video is {strategy.video_role} and audio is {strategy.audio_role}",
+            NOT_GIVEN,
+            "Give training_strategy.video or training_strategy.audio with is_generated: true",
+        )
+    if strategy.video and strategy.audio and strategy.video.latents_dir == strategy.audio.latents_dir:
+        yield Problem(
+            "training_strategy.audio.latents_dir",
+            "is the folder of the video latents",
+            strategy.audio.latents_dir,
+            "Give each stream its own folder, such as latents and audio_latents",
+            involves=("training_strategy.video.latents_dir",),
+        )
+
+
+def _schedule(config: TrainerConfig) -> Iterator[Problem]:
+    optimization = config.optimization
+    params, problems = _params(
+        optimization.scheduler_params,
+        SCHEDULER_PARAMS[optimization.scheduler_type],
+        "optimization.scheduler_params",
+        "optimization.scheduler_type",
+        optimization.scheduler_type,
+    )
+    yield from problems
+    # Only when it was written: the official default of the restarts is above a small rate, and such files must run.
+    eta_min = getattr(params, "eta_min", 0.0) if "eta_min" in optimization.scheduler_params else 0.0
+    if eta_min > optimization.learning_rate:
+        yield Problem(
+            "optimization.scheduler_params.eta_min",
+            f"is above optimization.learning_rate ({optimization.learning_rate}): the rate would rise, not fall",
+            eta_min,
+            "Set it below the learning rate",
+            involves=("optimization.learning_rate",),
+        )
+
+
+def _sampling(config: TrainerConfig) -> Iterator[Problem]:
+    flow = config.flow_matching
+    params, problems = _params(
+        flow.timestep_sampling_params,
+        SAMPLING_PARAMS[flow.timestep_sampling_mode],
+        "flow_matching.timestep_sampling_params",
+        "flow_matching.timestep_sampling_mode",
+        flow.timestep_sampling_mode,
+    )
+    yield from problems
+    low, high = getattr(params, "min_value", 0.0), getattr(params, "max_value", 1.0)
+    if low >= high:
+        yield Problem(
+            "flow_matching.timestep_sampling_params.min_value",
+            f"must be below max_value ({high})",
+            low,
+            "Swap them, or leave both out for 0 to 1",
+        )
+
+
+def _params(
+    given: dict[str, Any], model: type[Section], path: str, chosen_by: str, choice: str
+) -> tuple[Section | None, list[Problem]]:
+    """The parameters of a choice, typed; or what is wrong with them (an unknown one names the choice)."""
+    try:
+        return model.model_validate(given), []
+    except ValidationError as error:
+        found = explain(error, model, under=path)
+    takes = f"{chosen_by}: {choice} takes {', '.join(model.model_fields) or 'no parameters'}"
+    problems = []
+    for one in found:
+        if one.message == "unknown key":
+            remedy = one.remedy if one.remedy.startswith("Did") else "Remove it"
+            one = replace(one, message=f"unknown key: {takes}", remedy=remedy)
+        problems.append(replace(one, involves=(chosen_by,)))
+    return None, problems
+
+
+def _validation(config: TrainerConfig) -> Iterator[Problem]:
+    validation = config.validation
+    if validation.interval is None:
+        return  # never sampled
+    if not validation.generate_video and not validation.generate_audio:
+        yield Problem(
+            "validation.generate_video",
+            "neither video nor audio would be generated (validation.generate_audio is false too)",
+            False,
+            "Set one of them to true, or validation.interval: null to turn validation off",
+            involves=("validation.generate_audio", "validation.interval"),
+        )
+    has_video_stg = validation.generate_video and validation.video_stg_scale > 0
+    has_audio_stg = validation.generate_audio and validation.audio_stg_scale > 0
+    if validation.stg_blocks == () and (has_video_stg or has_audio_stg):
+        yield Problem(
+            "validation.stg_blocks",
+            "names no block, but validation.video_stg_scale or validation.audio_stg_scale turns STG on",
+            [],
+            "Name blocks, write null for all, or set both scales to 0",
+            involves=("validation.video_stg_scale", "validation.audio_stg_scale", "validation.interval"),
+        )
+
+
+def _path_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model, root = config.model, config.data.preprocessed_data_root
+    if not model.model_path.exists():
+        yield Problem(
+            "model.model_path",
+            "does not exist",
+            model.model_path,
+            "Give a local folder or file; a model of the Hub has to be downloaded first",
+        )
+    if model.text_encoder_path is not None and not model.text_encoder_path.exists():
+        yield Problem(
+            "model.text_encoder_path",
+            "does not exist",
+            model.text_encoder_path,
+            "Give the folder of the text encoder, or null to use the one of the pipeline folder",
+        )
+    if isinstance(model.load_checkpoint, Path) and not model.load_checkpoint.exists():
+        yield Problem(
+            "model.load_checkpoint",
+            "does not exist",
+            model.load_checkpoint,
+            "Give a checkpoint file or a folder that holds some, latest for this run's own folder, or null",
+        )
+    if not root.is_dir():
+        yield Problem(
+            "data.preprocessed_data_root",
+            "is no folder" if root.exists() else "does not exist",
+            root,
+            "Give the folder that scripts/process_dataset.py wrote",
+        )
+    if config.output_dir.exists() and not config.output_dir.is_dir():
+        yield Problem("output_dir", "is a file", config.output_dir, "Give a folder; it is created when it is missing")
