@@ -222,6 +222,11 @@ class CheckpointStore:
         return names
 
 
+def weights_steps(folder: Path) -> list[int]:
+    """Steps of the weights files in a folder, in ascending order, whoever wrote them and whole or not."""
+    return sorted({int(match[1]) for path in folder.glob("*.safetensors") if (match := _WEIGHTS.match(path.name))})
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
