@@ -5,9 +5,15 @@ from ltx_trainer_plus.validation.denoise import Guidance
 from ltx_trainer_plus.validation.requests import SampleRequest, sample_requests
 
 
+def active_guidance(config: ValidationConfig) -> Guidance:
+    """The section's guidance, without what the generated streams have no use for."""
+    video, audio = config.generate_video, config.generate_audio
+    return Guidance.of(config).for_streams(video=video, audio=audio, both_present=video and audio)
+
+
 def forwards_per_sample(config: ValidationConfig) -> int:
     """Transformer forwards that one validation sample costs."""
-    return config.inference_steps * _guidance(config).forwards_per_step
+    return config.inference_steps * active_guidance(config).forwards_per_step
 
 
 def check_validation(config: ValidationConfig, factors: tuple[int, int], num_blocks: int) -> list[str]:
@@ -22,7 +28,7 @@ def check_validation(config: ValidationConfig, factors: tuple[int, int], num_blo
     """
     if config.interval is None or not config.samples:
         return []
-    problems = []
+    problems: list[str] = []
     if config.generate_video:
         # Samples that take the section's size share its problem.
         seen: dict[str, None] = {}
@@ -32,11 +38,6 @@ def check_validation(config: ValidationConfig, factors: tuple[int, int], num_blo
             seen.update(dict.fromkeys(_size_problems(field, request, *factors)))
         problems.extend(seen)
     return problems + _stg_problems(config, num_blocks)
-
-
-def _guidance(config: ValidationConfig) -> Guidance:
-    video, audio = config.generate_video, config.generate_audio
-    return Guidance.of(config).for_streams(video=video, audio=audio, both_present=video and audio)
 
 
 def _size_problems(field: str, request: SampleRequest, temporal: int, spatial: int) -> list[str]:
@@ -63,7 +64,7 @@ def _nearest(value: int, step: int, smallest: int) -> str:
 
 
 def _stg_problems(config: ValidationConfig, num_blocks: int) -> list[str]:
-    guidance = _guidance(config)
+    guidance = active_guidance(config)
     if not guidance.uses_stg or guidance.stg_blocks is None:
         return []
     missing = [block for block in guidance.stg_blocks if not 0 <= block < num_blocks]
