@@ -33,6 +33,8 @@ def _without_unreadable(node: Any, path: str, problems: list[Problem]) -> Any:
         return {key: _without_unreadable(value, _join(path, key), problems) for key, value in node.items()}
     if isinstance(node, list):
         return [_without_unreadable(value, _join(path, index), problems) for index, value in enumerate(node)]
+    if node is None or isinstance(node, bool | int | float) or (isinstance(node, str) and "${" not in node):
+        return node
     try:
         OmegaConf.create({"value": node})
     except OmegaConfBaseException:

@@ -35,6 +35,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes this line break as it stands, and reads a space.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 _Loader.yaml_implicit_resolvers = {
