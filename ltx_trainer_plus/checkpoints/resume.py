@@ -81,7 +81,7 @@ def _latest(folder: Path, given: str) -> tuple[Checkpoint, list[str]]:
 
 
 def _named(path: Path) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint that a weights file belongs to; without a marker (a copy, an official file) it is taken as it is."""
+    """The checkpoint that a weights file belongs to; without a marker (copy, official file) it is taken as it is."""
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"model.load_checkpoint: {path} is not a .safetensors file; other formats can run code when read.\n"

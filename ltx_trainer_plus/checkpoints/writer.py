@@ -1,0 +1,66 @@
+"""Saving a run's checkpoints: what every rank gives, what the main one writes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ltx_trainer_plus.checkpoints.adapters import collect_weights
+from ltx_trainer_plus.checkpoints.state import collect_state
+from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.model_handle import ModelHandle
+from ltx_trainer_plus.parallel.collectives import from_main
+from ltx_trainer_plus.parallel.topology import Topology
+
+
+class CheckpointWriter:
+    """Saves the model and the training state.
+
+    Args:
+        info: what the state holds beside tensors (configuration, W&B run id, ...): plain JSON types.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        topology: Topology,
+        store: CheckpointStore,
+        handle: ModelHandle,
+        optimizer: Optimizer,
+        scheduler: LRScheduler,
+        info: Mapping[str, Any],
+    ) -> None:
+        self._config = config
+        self._topology = topology
+        self._store = store
+        self._handle = handle
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._info = dict(info)
+
+    def save(self, step: int) -> Path:
+        """Write the checkpoint of `step`. A collective; returns the path of the weights file on every rank.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are whole.
+        """
+        return from_main(lambda: self._write(step), self._topology)
+
+    def _write(self, step: int) -> Path:
+        level = self._config.checkpoints.save_training_state
+        state = None
+        if level != "off":
+            state = collect_state(
+                step=step,
+                named_parameters=self._handle.trainable_parameters(),
+                optimizer=self._optimizer,
+                scheduler=self._scheduler,
+                level=level,
+                info=self._info,
+            )
+        weights, metadata = collect_weights(self._handle, self._config)
+        kind = self._config.model.training_mode
+        return self._store.save(step, kind, weights, metadata, state)
