@@ -14,41 +14,25 @@ from diffusers.models.autoencoders.autoencoder_kl_ltx2_audio import AutoencoderK
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
 from torch import Tensor
 
+from ltx_trainer_plus.models.pipeline_folder import check_components, component_folder
+
+__all__ = [
+    "AudioDecoder",
+    "AudioVAE",
+    "VideoVAE",
+    "check_components",
+    "component_folder",
+    "load_audio_decoder",
+    "load_audio_vae",
+    "load_video_vae",
+    "read_vae_factors",
+]
+
 # Decoding works on pieces of at most this size, so that its memory does not grow with the video.
 TILE_PIXELS, TILE_OVERLAP_PIXELS = 512, 64
 TILE_LATENT_FRAMES, TILE_OVERLAP_LATENT_FRAMES = 17, 4
 
 _VOCODERS = {"LTX2Vocoder": LTX2Vocoder, "LTX2VocoderWithBWE": LTX2VocoderWithBWE}
-
-
-def component_folder(path: str | Path, name: str, what: str) -> Path:
-    """Find one component in a diffusers pipeline folder.
-
-    Args:
-        path: the pipeline folder.
-        name: the component's folder in it, e.g. `vae`.
-        what: what it is called in the error, e.g. `video VAE`.
-
-    Raises:
-        ValueError: `path` is a single file (an official checkpoint).
-        FileNotFoundError: there is no such component.
-    """
-    path = Path(path)
-    if path.is_file():
-        raise ValueError(
-            f"{path}: the {what} cannot be read from a single official file yet.\n"
-            f"  Give a diffusers pipeline folder (the one with model_index.json and {name}/ in it)."
-        )
-    folder = path / name
-    if not (folder / "config.json").is_file():
-        found = (
-            ", ".join(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "nothing: no such folder"
-        )
-        raise FileNotFoundError(
-            f"{path}: there is no {what} here ({name}/config.json is missing; found: {found}).\n"
-            "  Give a complete diffusers pipeline folder, e.g. one downloaded with `hf download`."
-        )
-    return folder
 
 
 def read_vae_factors(model_path: str | Path) -> tuple[int, int]:
@@ -57,7 +41,7 @@ def read_vae_factors(model_path: str | Path) -> tuple[int, int]:
     Raises:
         ValueError, FileNotFoundError: see `component_folder`.
     """
-    return _factors(_read_config(component_folder(model_path, "vae", "video VAE")))
+    return _factors(_read_config(component_folder(model_path, "vae")))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -234,7 +218,7 @@ def load_video_vae(
         ValueError: `model_path` is a single file, or the VAE is of a kind that is not supported.
         FileNotFoundError: there is no VAE in the folder.
     """
-    folder = component_folder(model_path, "vae", "video VAE")
+    folder = component_folder(model_path, "vae")
     config = _read_config(folder)
     if config.get("_class_name") != "AutoencoderKLLTX2Video" or config.get("timestep_conditioning"):
         raise ValueError(
@@ -265,7 +249,7 @@ def load_audio_decoder(
     Raises:
         ValueError, FileNotFoundError: see `component_folder`.
     """
-    folder = component_folder(model_path, "vocoder", "vocoder")
+    folder = component_folder(model_path, "vocoder")
     name = _read_config(folder).get("_class_name", "")
     if name not in _VOCODERS:
         raise ValueError(
@@ -279,6 +263,6 @@ def load_audio_decoder(
 def _load_audio_autoencoder(
     model_path: str | Path, dtype: torch.dtype, device: str | torch.device
 ) -> AutoencoderKLLTX2Audio:
-    folder = component_folder(model_path, "audio_vae", "audio VAE")
+    folder = component_folder(model_path, "audio_vae")
     vae = AutoencoderKLLTX2Audio.from_pretrained(folder, torch_dtype=dtype, local_files_only=True)
     return vae.to(device)

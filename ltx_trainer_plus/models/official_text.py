@@ -57,11 +57,7 @@ def load_official_connectors(path: Path, dtype: torch.dtype, device: str | torch
         keys = connector_keys(file.keys())
         metadata = file.metadata() or {}
         if not keys or "config" not in metadata:
-            raise ValueError(
-                f"{path}: there is no text side in this file (text_embedding_projection.*, *_embeddings_connector.*, "
-                "and a `config` in its metadata).\n"
-                "  Set model.model_path to the complete official checkpoint or to a diffusers pipeline folder."
-            )
+            raise ValueError(no_text_side(path))
         shapes = {name: tuple(file.get_slice(key).get_shape()) for name, key in keys.items()}
         try:
             config = connector_config(json.loads(metadata["config"]).get("transformer", {}), shapes)
@@ -74,6 +70,24 @@ def load_official_connectors(path: Path, dtype: torch.dtype, device: str | torch
         tensors = {name: file.get_tensor(key).to(dtype, copy=True) for name, key in keys.items()}
     connectors.load_state_dict(tensors, assign=True)
     return connectors
+
+
+def has_text_side(path: Path) -> bool:
+    """Whether `path` is an official file that holds the text projection and the connectors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return bool(connector_keys(file.keys())) and "config" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def no_text_side(path: Path) -> str:
+    """What to say where `has_text_side` is False."""
+    return (
+        f"{path}: there is no text side in this file (text_embedding_projection.*, *_embeddings_connector.*, and a "
+        "`config` in its metadata).\n"
+        "  Give the complete official checkpoint or a diffusers pipeline folder."
+    )
 
 
 def _check_fit(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from ltx_trainer_plus.modality import TextContext
-from ltx_trainer_plus.models.components import component_folder
 from ltx_trainer_plus.models.official_text import load_official_connectors
+from ltx_trainer_plus.models.pipeline_folder import component_folder, text_encoder_folders
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def load_text_encoder(
         ValueError: a single file, or another kind of encoder.
         FileNotFoundError: no text encoder or no tokenizer there.
     """
-    folder, tokenizer_folder = _text_encoder_folders(Path(model_path), text_encoder_path)
+    folder, tokenizer_folder = text_encoder_folders(model_path, text_encoder_path)
     architecture = (json.loads((folder / "config.json").read_text()).get("architectures") or ["unknown"])[0]
     if architecture not in _ENCODERS:
         raise ValueError(
@@ -208,24 +208,6 @@ def load_text_encoder(
     return TextEncoder(encoder, AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True))
 
 
-def _text_encoder_folders(model_path: Path, text_encoder_path: str | Path | None) -> tuple[Path, Path]:
-    path = model_path if text_encoder_path is None else Path(text_encoder_path)
-    if path.is_file():
-        raise ValueError(
-            f"{path}: the text encoder (Gemma) cannot be read from a single file yet.\n"
-            "  Set model.text_encoder_path to a Gemma folder (config.json, model-*.safetensors, tokenizer.json), or to "
-            "a diffusers pipeline folder of the model."
-        )
-    folder = path if (path / "config.json").is_file() else component_folder(path, "text_encoder", "text encoder")
-    for candidate in (path / "tokenizer", path, path.parent / "tokenizer"):
-        if any((candidate / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-            return folder, candidate
-    raise FileNotFoundError(
-        f"{path}: there is no tokenizer here (neither tokenizer.json nor tokenizer/tokenizer.json).\n"
-        "  Give a complete Gemma folder, or a diffusers pipeline folder with tokenizer/ in it."
-    )
-
-
 def load_connectors(
     model_path: str | Path, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> TextConnectors:
@@ -238,7 +220,7 @@ def load_connectors(
     path = Path(model_path)
     if path.is_file():
         return TextConnectors(load_official_connectors(path, dtype, device))
-    folder = component_folder(path, "connectors", "text connectors")
+    folder = component_folder(path, "connectors")
     connectors = LTX2TextConnectors.from_pretrained(folder, torch_dtype=dtype, local_files_only=True)
     return TextConnectors(connectors.to(device))
 

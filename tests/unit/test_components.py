@@ -11,6 +11,7 @@ from diffusers import LTX2Pipeline
 from ltx_trainer_plus.models.components import (
     AudioDecoder,
     VideoVAE,
+    check_components,
     load_audio_decoder,
     load_audio_vae,
     load_video_vae,
@@ -155,3 +156,33 @@ def test_a_vae_of_another_kind_is_refused(tiny_pipeline: Path, tmp_path: Path):
     (tmp_path / "vae" / "config.json").write_text(json.dumps({**config, "_class_name": "AutoencoderKLLTXVideo"}))
     with pytest.raises(ValueError, match="AutoencoderKLLTXVideo"):
         load_video_vae(tmp_path)
+
+
+EVERYTHING = ("vae", "audio_vae", "vocoder", "connectors", "text_encoder")
+
+
+def test_missing_components_are_all_found_without_loading_any(tiny_pipeline: Path, reference: Path, tmp_path: Path):
+    assert check_components(tiny_pipeline, needed=EVERYTHING) == []
+    problems = check_components(tmp_path, needed=EVERYTHING)
+    assert len(problems) == 5
+    names = ("video VAE", "audio VAE", "vocoder", "text connectors", "text encoder")
+    assert all(name in problem for name, problem in zip(names, problems, strict=True))
+
+    monolith = reference / "ltx-2.3-tiny-monolith.safetensors"
+    assert check_components(monolith, needed=("connectors",)) == []
+    assert len(check_components(monolith, needed=EVERYTHING)) == 4
+    assert len(check_components(monolith, needed=("connectors", "text_encoder"), text_encoder_path=tiny_pipeline)) == 0
+    (problem,) = check_components(reference / "ltx-2.3-tiny.safetensors", needed=("connectors",))
+    assert "no text side in this file" in problem
+
+
+def test_a_half_downloaded_component_is_named_with_its_missing_files(tiny_pipeline: Path, tmp_path: Path):
+    for name in ("vae", "vocoder"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tiny_pipeline / name / "config.json", tmp_path / name)
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "vae" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "vae" / "model-00001-of-00002.safetensors").write_bytes(b"")
+    vae, vocoder = check_components(tmp_path, needed=("vae", "vocoder"))
+    assert "vae: model-00002-of-00002.safetensors is missing" in vae
+    assert "vocoder: its .safetensors file is missing" in vocoder
