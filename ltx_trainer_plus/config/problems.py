@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NOT_GIVEN: Any = object()  # None would be a value: YAML's null
-_LONGEST_SHOWN = 80
+_LONGEST_SHOWN = 200  # a path should be whole
 
 
 @dataclass(frozen=True)
