@@ -31,8 +31,8 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
     Args:
         paths: one YAML file, or several that are merged from left to right: sections are merged key by key, anything
             else (lists too) is replaced.
-        overrides: `key.path=value`, applied last. Values are YAML; items of a list are addressed by index, and the
-            next free index adds one: `validation.samples.0.prompt="a cat: close-up"`.
+        overrides: `key.path=value`, applied last. Values are YAML, but a text needs no quotes. Items of a list are
+            addressed by index, and the next free index adds one: `validation.samples.0.prompt="a cat: close-up"`.
 
     Interpolations (`${seed}`, `${oc.env:NAME}`) are resolved last; they see the defaults too.
 
