@@ -22,8 +22,8 @@ class LTXTransformer(LTX2VideoTransformer3DModel):
     checked against reference/*-io.safetensors).
 
     Attributes:
-        compute_dtype: what matrix products run in. float32, or else every forward runs under autocast, so that the
-            result is the same whether weights, masters or adapters are kept in that dtype or in float32.
+        compute_dtype: what matrix products run in. For float32 autocast is off, for anything else every forward runs
+            under it: the same arithmetic whether a parallel layout keeps a weight in this dtype or in float32.
         gradient_checkpointing: recompute each block in the backward instead of keeping its activations.
     """
 
