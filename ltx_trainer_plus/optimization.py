@@ -1,6 +1,8 @@
 """The optimizer and the learning-rate schedule of a run."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch.nn import Parameter
@@ -15,7 +17,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from ltx_trainer_plus.config import OptimizationConfig
+from ltx_trainer_plus.config.optimization import OptimizationConfig
 
 
 def create_optimizer(parameters: Iterable[Parameter], config: OptimizationConfig) -> AdamW:
@@ -23,7 +25,6 @@ def create_optimizer(parameters: Iterable[Parameter], config: OptimizationConfig
     implementation that takes `found_inf`, by which a non-finite step is skipped without asking the device."""
     return AdamW(
         parameters,
-        # A tensor, so that a changed rate is data: the step does not recompile or synchronise.
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
@@ -32,30 +33,32 @@ def create_optimizer(parameters: Iterable[Parameter], config: OptimizationConfig
     )
 
 
-def create_scheduler(optimizer: Optimizer, config: OptimizationConfig) -> LRScheduler:
+_SCHEDULERS: dict[str, Callable[..., LRScheduler]] = {
+    "constant": partial(ConstantLR, factor=1.0),
+    "linear": LinearLR,
+    "cosine": CosineAnnealingLR,
+    "cosine_with_restarts": CosineAnnealingWarmRestarts,
+    "polynomial": PolynomialLR,
+    "step": StepLR,
+}
+
+
+def create_scheduler(optimizer: Optimizer, config: OptimizationConfig, *, steps_done: int = 0) -> LRScheduler:
     """The learning rate as a function of the optimizer step, by torch's schedulers.
 
-    Parameters that `scheduler_params` leaves out take the official trainer's values, which depend on `steps`.
-    The caller steps it once per optimizer step (rows 41 and 46 of the known faults: accelerate would step it once per
-    process).
+    The caller steps it once per optimizer step; accelerate would step it once per process.
+
+    Args:
+        steps_done: of a run that is resumed. The schedule is computed anew up to there instead of being restored, so
+            that a changed `steps` or `learning_rate` counts.
     """
-    steps = config.steps
-    params = dict(config.scheduler_params)
-    match config.scheduler_type:
-        case "constant":
-            return ConstantLR(optimizer, factor=1.0, total_iters=0)
-        case "linear":
-            return LinearLR(optimizer, **({"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps} | params))
-        case "cosine":
-            return CosineAnnealingLR(optimizer, **({"T_max": steps, "eta_min": 0.0} | params))
-        case "cosine_with_restarts":
-            defaults = {"T_0": max(1, steps // 4), "T_mult": 1, "eta_min": 5e-5}
-            return CosineAnnealingWarmRestarts(optimizer, **(defaults | params))
-        case "polynomial":
-            return PolynomialLR(optimizer, **({"total_iters": steps, "power": 1.0} | params))
-        case "step":
-            return StepLR(optimizer, **({"step_size": max(1, steps // 2), "gamma": 0.1} | params))
-    raise ValueError(f"optimization.scheduler_type: {config.scheduler_type!r} is not a schedule of this trainer.")
+    scheduler = _SCHEDULERS[config.scheduler_type](optimizer, **config.scheduler_arguments())
+    with warnings.catch_warnings():
+        # torch warns of a schedule that runs ahead of the optimizer, as it has to here.
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(steps_done):
+            scheduler.step()
+    return scheduler
 
 
 def clip_gradients(parameters: list[Parameter], max_norm: float) -> torch.Tensor:

@@ -55,8 +55,8 @@ def accelerate_command(config: str, script: Path | str, *arguments: str) -> list
     """`accelerate launch` with one of `configs/accelerate/<config>.yaml`."""
     return [
         *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(ROOT / "configs/accelerate" / f"{config}.yaml"), "--main_process_port", str(free_port())),
-        *(str(script), *arguments),
+        *("--config_file", str(ROOT / f"configs/accelerate/{config}.yaml")),
+        *("--main_process_port", str(free_port()), str(script), *arguments),
     ]
 
 

@@ -35,8 +35,6 @@ class Scheduler(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
-
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -155,12 +153,10 @@ def restore_state(
     *,
     named_parameters: Iterable[tuple[str, Tensor]],
     optimizer: Optimizer,
-    scheduler: Scheduler | None = None,
 ) -> None:
-    """Put a training state back, in place: masters, optimizer, scheduler, current learning rates.
+    """Put a training state back, in place: masters and the optimizer's moments; nothing of a `minimal` state.
 
-    The optimizer's settings (weight decay, betas, ...) stay as the present configuration made them. A `minimal` state
-    restores the scheduler and the learning rates only.
+    The optimizer's settings (learning rate, weight decay, betas, ...) stay as the present configuration made them.
 
     Raises:
         CheckpointError: names, shapes or the kind of optimizer differ; nothing has been changed then.
@@ -178,13 +174,6 @@ def restore_state(
         for name, parameter in named.items():
             parameter.copy_(state.tensors[f"parameter.{name}"])
         optimizer.load_state_dict(_optimizer_state_dict(state, optimizer, names))
-    saved_groups = saved["groups"]
-    if len(saved_groups) == len(optimizer.param_groups):
-        for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
-            # Some schedulers compute the next rate from the present one.
-            group.update({key: saved_group[key] for key in ("lr", "initial_lr") if key in saved_group})
-    if scheduler is not None and state.info["scheduler"] is not None:
-        scheduler.load_state_dict(state.info["scheduler"])
 
 
 def copied_out(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ltx_trainer_plus.checkpoints.adapters import collect_weights
+from ltx_trainer_plus.checkpoints.adapters import collect_weights, weights_metadata
 from ltx_trainer_plus.checkpoints.state import collect_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig
@@ -61,6 +61,7 @@ class CheckpointWriter:
                 level=level,
                 info=self._info,
             )
-        weights, metadata = collect_weights(self._handle, self._config)
         kind = self._config.model.training_mode
-        return self._store.save(step, kind, weights, metadata, state)
+        lora = self._config.lora if kind == "lora" else None
+        weights = collect_weights(self._handle, lora, self._config.checkpoints.precision)
+        return self._store.save(step, kind, weights, weights_metadata(self._handle, lora, step), state)

@@ -1,5 +1,6 @@
 """Python objects across processes: each function does nothing but return where there is one process."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -16,6 +17,24 @@ def broadcast_object(value: T | None, topology: Topology, src: int = 0) -> T:
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=src, device=topology.device)
     return box[0]
+
+
+def from_main(function: Callable[[], T], topology: Topology) -> T:
+    """Run `function` on the main process and hand its picklable result to every process.
+
+    Raises:
+        Exception: what `function` raised, on every process, so that none waits for a main process that is gone.
+    """
+    outcome: tuple[T | None, Exception | None] = (None, None)
+    if topology.is_main:
+        try:
+            outcome = (function(), None)
+        except Exception as error:
+            outcome = (None, error)
+    result, failure = broadcast_object(outcome, topology)
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[return-value]
 
 
 def gather_objects(value: T, topology: Topology) -> list[T]:

@@ -56,7 +56,7 @@ def _replicate(transformer: LTXTransformer, plan: ParallelPlan) -> DistributedDa
         gradient_as_bucket_view=True,
         # Buffers are constants here; broadcasting them in a forward would make validation, where ranks run different
         # numbers of forwards, wait for ever.
-        broadcast_buffers=False,
+        forward_sync_buffers=False,
     )
 
 

@@ -1,0 +1,65 @@
+"""What a run is about to do, for a person to read before it starts."""
+
+from rich.console import Console
+from rich.table import Table
+
+from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.parallel.plan import ParallelPlan
+from ltx_trainer_plus.preflight import Preflight, validates
+from ltx_trainer_plus.validation.checks import forwards_per_sample
+
+
+def print_plan(config: TrainerConfig, plan: ParallelPlan, facts: Preflight, console: Console | None = None) -> None:
+    """Print the plan of a run as a table."""
+    table = Table(show_header=False, title="Plan", title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _rows(config, plan, facts):
+        table.add_row(name, value)
+    (console or Console()).print(table)
+
+
+def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[tuple[str, str]]:
+    optimization, world = config.optimization, plan.topology.world_size
+    global_batch = optimization.batch_size * optimization.gradient_accumulation_steps * world
+    dtype = str(plan.compute_dtype).removeprefix("torch.")
+    rows = [
+        ("model", f"{config.model.model_path}, {facts.num_blocks} blocks"),
+        ("streams", f"video {config.training_strategy.video_role}, audio {config.training_strategy.audio_role}"),
+        (
+            "layout",
+            f"{plan.layout}, {world} process{'es' if world > 1 else ''} on {plan.topology.device.type}, {dtype}",
+        ),
+        ("training", config.model.training_mode),
+        ("parameters", f"{facts.trained:,} trained, {facts.frozen:,} frozen"),
+    ]
+    if config.model.training_mode == "lora":
+        rows.append(("adapters", f"rank {config.lora.rank} on {len(facts.lora_targets)} linear layers"))
+    shapes = len(set(facts.stream.shapes))
+    rows += [
+        ("samples", f"{len(facts.dataset)} of {shapes} shape{'s' if shapes > 1 else ''} in {facts.dataset.root}"),
+        ("left out", "\n".join(f"{name}: {reason}" for name, reason in facts.dataset.skipped) or "nothing"),
+        (
+            "global batch",
+            f"{global_batch} = {optimization.batch_size} per process x {optimization.gradient_accumulation_steps} "
+            f"micro-batches x {world} processes",
+        ),
+        ("steps per epoch", f"{facts.stream.epoch_length / global_batch:g}"),
+        ("steps", f"{optimization.steps} ({optimization.steps * global_batch / facts.stream.epoch_length:.1f} epochs)"),
+        ("validation", _validation(config)),
+        ("run folder", str(config.output_dir)),
+    ]
+    return rows
+
+
+def _validation(config: TrainerConfig) -> str:
+    if not validates(config):
+        return "never"
+    validation = config.validation
+    assert validation.interval is not None
+    samples, forwards = len(validation.samples), forwards_per_sample(validation)
+    first = "" if validation.skip_initial_validation else "before the first step, "
+    return (
+        f"{first}every {validation.interval} steps and at the end; each time {samples} samples x {forwards} forwards "
+        f"= {samples * forwards}"
+    )

@@ -1,0 +1,166 @@
+"""Everything that can be wrong with a run, found from metadata before anything expensive starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ltx_trainer_plus.config import ConfigError, Problem, TrainerConfig
+from ltx_trainer_plus.data.precomputed import PrecomputedDataset
+from ltx_trainer_plus.data.sample_files import DataError
+from ltx_trainer_plus.data.stream import SampleStream
+from ltx_trainer_plus.flow.positions import LatentGeometry
+from ltx_trainer_plus.models import transformer_on_meta
+from ltx_trainer_plus.models.components import read_vae_factors
+from ltx_trainer_plus.models.lora import lora_target_names
+from ltx_trainer_plus.models.pipeline_folder import check_components
+from ltx_trainer_plus.models.reach import reachable_parameters
+from ltx_trainer_plus.models.transformer import LTXTransformer
+from ltx_trainer_plus.validation.checks import check_validation
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the checks found out on the way, so that the run need not look again.
+
+    Attributes:
+        stream: the order in which samples are trained on.
+        needs_connectors: the data holds text features before the connectors.
+        reachable: names of the transformer's parameters that this run's loss reaches.
+        lora_targets: names of the linear layers that get an adapter; empty in full fine-tuning.
+        trained, frozen: numbers of parameters.
+    """
+
+    geometry: LatentGeometry
+    dataset: PrecomputedDataset
+    stream: SampleStream
+    needs_connectors: bool
+    num_blocks: int
+    uses_keyframes: bool
+    reachable: frozenset[str]
+    lora_targets: tuple[str, ...]
+    trained: int
+    frozen: int
+
+
+def check_run(config: TrainerConfig) -> Preflight:
+    """Check files, model metadata, data and validation against each other.
+
+    Raises:
+        ConfigError: with all problems that were found.
+    """
+    problems: list[Problem] = []
+    try:
+        transformer = transformer_on_meta(config.model.model_path)
+    except (OSError, ValueError) as error:
+        problems.append(Problem("model.model_path", str(error)))
+    try:
+        dataset = open_dataset(config)
+        shapes = dataset.shapes
+    except DataError as error:
+        problems.append(Problem("data.preprocessed_data_root", str(error)))
+    if problems:  # the checks below need both
+        raise ConfigError(problems)
+    geometry = LatentGeometry.of(transformer.config)
+    reachable = reachable_parameters(
+        transformer.config,
+        video=config.training_strategy.video_role,
+        audio=config.training_strategy.audio_role,
+    )
+    targets: list[str] = []
+    if config.model.training_mode == "lora":
+        try:
+            targets = lora_target_names(transformer, config.lora.target_modules, reachable)
+        except ValueError as error:
+            problems.append(Problem("lora.target_modules", str(error)))
+    needs_connectors = any(shape.text_kind == "features" for shape in shapes)
+    problems += _data_problems(dataset, transformer.config)
+    if needs_connectors:
+        problems += [
+            Problem("model.model_path", text)
+            for text in check_components(config.model.model_path, needed=("connectors",))
+        ]
+    problems += _validation_problems(config, geometry, transformer.num_blocks)
+    if problems:
+        raise ConfigError(problems)
+    trained = _adapter_size(transformer, targets, config.lora.rank) if targets else _size(transformer, reachable)
+    frozen = _size(transformer) - (0 if targets else trained)
+    return Preflight(
+        geometry=geometry,
+        dataset=dataset,
+        stream=SampleStream(shapes, seed=config.seed, shape_group=config.shape_group),
+        needs_connectors=needs_connectors,
+        num_blocks=transformer.num_blocks,
+        uses_keyframes=bool(transformer.config.get("use_keyframes_abs_pos_embedding", False)),
+        reachable=reachable,
+        lora_targets=tuple(targets),
+        trained=trained,
+        frozen=frozen,
+    )
+
+
+def open_dataset(config: TrainerConfig) -> PrecomputedDataset:
+    """The prepared samples of the streams that this run uses."""
+    video, audio = config.training_strategy.video, config.training_strategy.audio
+    return PrecomputedDataset(
+        config.data.preprocessed_data_root,
+        video_dir=video.latents_dir if video else None,
+        audio_dir=audio.latents_dir if audio else None,
+    )
+
+
+def validates(config: TrainerConfig) -> bool:
+    """Whether this run ever generates samples."""
+    return config.validation.interval is not None and bool(config.validation.samples)
+
+
+def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> list[Problem]:
+    """Compare the first sample with the model: a data set prepared with another model fails here, not in a forward."""
+    field = "data.preprocessed_data_root"
+    sample = dataset[0]
+    found: list[Problem] = []
+
+    def expect(what: str, given: int, wanted: int) -> None:
+        if given != wanted:
+            text = (
+                f"sample {sample.name}: {what} has {given} channels, the model takes {wanted}. The data was prepared "
+                "with another model: prepare it again with this one, or set model.model_path to the one it was made with"
+            )
+            found.append(Problem(field, text))
+
+    if sample.video_latent is not None:
+        expect("the video latent", sample.video_latent.shape[0], model["in_channels"])
+    if sample.audio_latent is not None:
+        channels, _, bins = sample.audio_latent.shape
+        expect("an audio latent step", channels * bins, model["audio_in_channels"])
+    if sample.text.kind == "context":
+        captions = model["caption_channels"] if model["use_prompt_embeddings"] else None
+        if sample.video_latent is not None:
+            expect("the video caption", sample.text.video.shape[-1], captions or model["cross_attention_dim"])
+        if sample.audio_latent is not None:
+            expect("the audio caption", sample.text.audio.shape[-1], captions or model["audio_cross_attention_dim"])
+    return found
+
+
+def _validation_problems(config: TrainerConfig, geometry: LatentGeometry, num_blocks: int) -> list[Problem]:
+    if not validates(config):
+        return []
+    needed = ["text_encoder", "connectors"]
+    needed += ["vae"] if config.validation.generate_video else []
+    needed += ["audio_vae", "vocoder"] if config.validation.generate_audio else []
+    missing = check_components(config.model.model_path, needed=needed, text_encoder_path=config.model.text_encoder_path)
+    if missing:
+        remedy = "Or set validation.interval: null to train without samples"
+        return [Problem("validation.samples", f"{text}\n  {remedy}") for text in missing]
+    factors = (geometry.temporal, geometry.spatial)
+    if config.validation.generate_video:
+        factors = read_vae_factors(config.model.model_path)
+    return [Problem(*text.split(": ", 1)) for text in check_validation(config.validation, factors, num_blocks)]
+
+
+def _size(transformer: LTXTransformer, names: frozenset[str] | None = None) -> int:
+    return sum(p.numel() for name, p in transformer.named_parameters() if names is None or name in names)
+
+
+def _adapter_size(transformer: LTXTransformer, targets: list[str], rank: int) -> int:
+    # A weight is (out, in); its adapter is (rank, in) and (out, rank).
+    return sum(rank * sum(transformer.get_parameter(f"{name}.weight").shape) for name in targets)

@@ -1,0 +1,94 @@
+"""One optimizer step: micro-batches in, updated weights and sums for the metrics out, nothing waited for."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LRScheduler
+
+from ltx_trainer_plus.data.batch import Batch, TextFeatures
+from ltx_trainer_plus.modality import TextContext
+from ltx_trainer_plus.model_handle import ModelHandle
+from ltx_trainer_plus.models.text import TextConnectors
+from ltx_trainer_plus.optimization import clip_gradients
+from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
+from ltx_trainer_plus.strategies.loss import training_loss
+from ltx_trainer_plus.tracking.metrics import MetricWindow
+
+
+class TrainStep:
+    """Forward, backward and update over the micro-batches of one step.
+
+    Args:
+        connectors: for prepared data that holds text features before the connectors; None where all of it holds
+            contexts already.
+        seed: with a sample's position in the data stream, the key of its noise and sigmas.
+        samples: of this rank in a step, over all its micro-batches.
+    """
+
+    def __init__(
+        self,
+        handle: ModelHandle,
+        optimizer: AdamW,
+        scheduler: LRScheduler,
+        strategy: FlexibleStrategy,
+        *,
+        connectors: TextConnectors | None,
+        seed: int,
+        samples: int,
+        max_grad_norm: float,
+    ) -> None:
+        self._handle = handle
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._strategy = strategy
+        self._connectors = connectors
+        self._seed = seed
+        self._samples = samples
+        self._max_grad_norm = max_grad_norm
+        self._parameters = [parameter for _, parameter in handle.trainable_parameters()]
+
+    def __call__(self, batches: Iterator[Batch]) -> MetricWindow:
+        """Take the next step's micro-batches (on the CPU) and train on their average gradient.
+
+        A step whose gradient norm is not finite changes neither weights nor optimizer state: the fused optimizer
+        is told on the device. Gradients are averaged over the ranks before, so every rank decides alike.
+        """
+        window = MetricWindow(self._handle.device)
+        for batch in batches:
+            # Gradients are exchanged once per step, with the last micro-batch.
+            with nullcontext() if batch.ends_step else self._handle.no_sync():
+                self._accumulate(batch, window)
+            if batch.ends_step:
+                break
+        norm = clip_gradients(self._parameters, self._max_grad_norm)
+        not_finite = torch.isfinite(norm).logical_not().float()
+        self._optimizer.found_inf = not_finite  # type: ignore[attr-defined]
+        self._optimizer.step()
+        self._scheduler.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        window.set_step(grad_norm=norm, skipped=not_finite)
+        return window
+
+    def _accumulate(self, batch: Batch, window: MetricWindow) -> None:
+        draws = self._strategy.draw(batch, self._seed)
+        device = self._handle.device
+        batch, draws = batch.to(device, non_blocking=True), draws.to(device, non_blocking=True)
+        inputs = self._strategy.prepare(batch, draws, self._context(batch.text))
+        video_velocity, audio_velocity = self._handle(video=inputs.video, audio=inputs.audio, perturbations=None)
+        losses = training_loss(inputs, video_velocity, audio_velocity)
+        # Micro-batches may differ in size, where their samples differ in shape.
+        (losses.total.sum() / self._samples).backward()
+        window.add(inputs, losses)
+
+    @torch.no_grad()
+    def _context(self, text: TextFeatures) -> TextContext:
+        if text.kind == "context":
+            return TextContext(video=text.video, audio=text.audio, mask=text.mask)
+        if self._connectors is None:
+            raise RuntimeError(
+                "A sample holds text features before the connectors, but the run was started without connectors.\n"
+                "  All samples of a data set should be prepared alike: prepare them again with --overwrite."
+            )
+        return self._connectors.from_features(text.video, text.audio, text.mask)

@@ -1,0 +1,202 @@
+"""A run from start to end: what is made in which order, and wired to what."""
+
+import logging
+from contextlib import ExitStack, closing
+
+import torch
+
+from ltx_trainer_plus.checkpoints.adapters import load_weights
+from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
+from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, restore_state
+from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
+from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
+from ltx_trainer_plus.data.loader import training_loader
+from ltx_trainer_plus.interrupt import StopRequest, follow_parent_death
+from ltx_trainer_plus.loop import TrainingLoop, TrainingResult
+from ltx_trainer_plus.model_handle import ModelHandle
+from ltx_trainer_plus.models import load_transformer
+from ltx_trainer_plus.models.text import TextConnectors, load_connectors
+from ltx_trainer_plus.optimization import create_optimizer, create_scheduler
+from ltx_trainer_plus.parallel.collectives import from_main
+from ltx_trainer_plus.parallel.plan import ParallelPlan
+from ltx_trainer_plus.parallel.prepare import prepare_model, weight_dtype
+from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_by_single_process_launcher
+from ltx_trainer_plus.preflight import Preflight, check_run, validates
+from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
+from ltx_trainer_plus.tracking.tracker import Tracker
+from ltx_trainer_plus.train_step import TrainStep
+from ltx_trainer_plus.validation.cache import encode_validation_prompts
+from ltx_trainer_plus.validation.runner import ValidationRunner
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One run. Every process of a launch makes one from the same configuration.
+
+    Raises:
+        LaunchError: the launch and the configuration contradict each other, or processes are missing.
+    """
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._lora = config.lora if config.model.training_mode == "lora" else None
+        if started_by_single_process_launcher():
+            follow_parent_death()
+        self.topology = Topology.start(config.device)
+        self.plan = ParallelPlan.decide(config, self.topology, LaunchRequest.read())
+
+    def check(self) -> Preflight:
+        """Find what is wrong with the run, from metadata, without starting it.
+
+        Raises:
+            ConfigError: with all problems.
+        """
+        return check_run(self._config)
+
+    def train(self) -> TrainingResult:
+        """Train to the last step, or until a signal asks to stop; then save and return.
+
+        Raises:
+            ConfigError, CheckpointError, RunFolderError: before anything expensive has started.
+        """
+        config, topology = self._config, self.topology
+        facts = self.check()
+        with ExitStack() as stack:
+            # Already now: a signal while things load is obeyed after the first step, with a checkpoint.
+            stop = stack.enter_context(StopRequest())
+            found, state = self._find_start(stack)
+            start = state.step if state else 0
+            contexts = encode_validation_prompts(config, topology) if validates(config) else None
+            torch.manual_seed(config.seed + topology.rank)  # only LoRA dropout draws from it
+            handle = self._load_model(facts, found)
+            optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
+            if state is not None:
+                restore_state(state, named_parameters=handle.trainable_parameters(), optimizer=optimizer)
+            scheduler = create_scheduler(optimizer, config.optimization, steps_done=start)
+            tracker = stack.enter_context(
+                Tracker(
+                    config,
+                    config.output_dir,
+                    topology.device,
+                    start_step=start,
+                    resume_id=state.info.get("wandb_id") if state else None,
+                    is_main=topology.is_main,
+                )
+            )
+            step = TrainStep(
+                handle,
+                optimizer,
+                scheduler,
+                FlexibleStrategy(
+                    config.training_strategy.video,
+                    config.training_strategy.audio,
+                    facts.geometry,
+                    config.flow_matching,
+                    uses_keyframes=facts.uses_keyframes,
+                ),
+                connectors=self._load_connectors(facts),
+                seed=config.seed,
+                samples=config.optimization.batch_size * config.optimization.gradient_accumulation_steps,
+                max_grad_norm=config.optimization.max_grad_norm,
+            )
+            saver = CheckpointWriter(
+                config,
+                topology,
+                CheckpointStore(config.output_dir / "checkpoints", config.checkpoints.keep_last_n),
+                handle,
+                optimizer,
+                scheduler,
+                info={"config": config_as_dict(config), "seed": config.seed, "wandb_id": tracker.wandb_id},
+            )
+            validation = None
+            if contexts is not None:
+                validation = ValidationRunner(
+                    config.validation,
+                    contexts,
+                    model_path=config.model.model_path,
+                    geometry=facts.geometry,
+                    topology=topology,
+                    output_dir=config.output_dir,
+                    progress=tracker.progress,
+                )
+            loop = TrainingLoop(
+                config,
+                topology,
+                handle,
+                step=step,
+                learning_rate=lambda: float(scheduler.get_last_lr()[0]),
+                saver=saver,
+                validation=validation,
+                tracker=tracker,
+                stop=stop,
+            )
+            batches = stack.enter_context(
+                closing(
+                    training_loader(
+                        facts.dataset,
+                        facts.stream,
+                        start_step=start,
+                        rank=topology.rank,
+                        world_size=topology.world_size,
+                        batch_size=config.optimization.batch_size,
+                        accumulation=config.optimization.gradient_accumulation_steps,
+                        workers=config.data.num_dataloader_workers,
+                        pin_memory=topology.device.type == "cuda",
+                    )
+                )
+            )
+            result = loop.run(batches, start=start)
+            if topology.is_main:
+                if result.interrupted:
+                    tracker.progress.say(
+                        f"Stopped by {stop.name} after step {result.step}. Continue with the same command and "
+                        "model.load_checkpoint=latest."
+                    )
+                tracker.progress.say(f"Saved: {result.weights}")
+                if tracker.wandb_location is not None:
+                    tracker.progress.say(f"W&B: {tracker.wandb_location}")
+        return result
+
+    def _find_start(self, stack: ExitStack) -> tuple[Found | None, TrainingState | None]:
+        """Take hold of the run folder, and find out where the run starts from. Decided once, by the main process."""
+        config = self._config
+
+        def prepare_folder() -> Found | None:
+            found = None
+            if config.model.load_checkpoint is not None:
+                found = find_checkpoint(
+                    config.model.load_checkpoint, config.output_dir, weights_only=config.checkpoints.no_resume
+                )
+            resuming = found is not None and found.continues(config.output_dir)
+            folder = RunFolder.open(config.output_dir, resuming=resuming)
+            stack.callback(folder.close)
+            store = CheckpointStore(folder.checkpoints)
+            notes = [
+                *(found.notes if found else ()),
+                *(f"Removed {name}, left by a killed save" for name in store.clean()),
+            ]
+            if found is not None and resuming and (aside := store.set_aside_after(found.step)):
+                notes.append(f"Checkpoints after step {found.step} were moved to {aside}")
+            save_config(config, folder.config)
+            for note in notes:
+                logger.warning(note)
+            return found
+
+        found = from_main(prepare_folder, self.topology)
+        return found, read_state(found.state) if found is not None and found.state is not None else None
+
+    def _load_model(self, facts: Preflight, found: Found | None) -> ModelHandle:
+        config, plan = self._config, self.plan
+        transformer = load_transformer(config.model.model_path, weight_dtype(config, plan), self.topology.device)
+        handle = prepare_model(transformer, config, plan, lora_targets=facts.lora_targets, reachable=facts.reachable)
+        if found is not None:
+            load_weights(handle, found.weights, self._lora)
+        return handle
+
+    def _load_connectors(self, facts: Preflight) -> TextConnectors | None:
+        if not facts.needs_connectors:
+            return None
+        return load_connectors(self._config.model.model_path, self.plan.compute_dtype, self.topology.device)

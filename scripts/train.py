@@ -1,0 +1,55 @@
+"""Train: `accelerate launch scripts/train.py CONFIG.yaml [MORE.yaml ...] [key.path=value ...] [--dry-run]`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ltx_trainer_plus.config import ConfigError, load_config
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train an LTX-2-family model.")
+    parser.add_argument(
+        "arguments",
+        nargs="+",
+        metavar="CONFIG.yaml | key.path=value",
+        help="run files, merged from left to right, and overrides, which come last",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    given = parser.parse_intermixed_args()
+    # A path may contain "=", a key never contains a slash.
+    overrides = [text for text in given.arguments if "=" in text and "/" not in text.partition("=")[0]]
+    files = [Path(text) for text in given.arguments if text not in overrides]
+    if not files:
+        parser.error("no run file given, only overrides")
+    try:
+        config = load_config(files, overrides)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    # Only now: a mistake in the run file should not wait for torch and diffusers.
+    from ltx_trainer_plus.checkpoints.run_folder import RunFolderError
+    from ltx_trainer_plus.checkpoints.state import CheckpointError
+    from ltx_trainer_plus.parallel.topology import LaunchError
+    from ltx_trainer_plus.plan_report import print_plan
+    from ltx_trainer_plus.trainer import Trainer
+
+    is_main = True
+    try:
+        trainer = Trainer(config)
+        is_main = trainer.topology.is_main
+        if not given.dry_run:
+            trainer.train()
+        elif is_main:
+            print_plan(config, trainer.plan, trainer.check())
+    except (ConfigError, LaunchError, CheckpointError, RunFolderError) as error:
+        # Every process finds the same fault; one tells.
+        if is_main:
+            print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
