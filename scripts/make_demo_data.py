@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 WIDTH, HEIGHT, FRAMES, FPS = 96, 64, 25, 24
 BUCKET = f"{WIDTH}x{HEIGHT}x{FRAMES}"
 SAMPLE_RATE = 48000
+SEED = 0
 BACKGROUND = (28, 30, 44)
 
 
@@ -195,13 +196,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder to make it in (default: demo)")
     parser.add_argument("--clips", type=Path, help="your own clips instead: a folder, or a dataset.json/.jsonl/.csv")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
 
-    model = create_tiny_pipeline(given.output / "model", given.seed)
+    model = create_tiny_pipeline(given.output / "model", SEED)
     try:
         if given.clips is None:
-            dataset, bucket, home = make_clips(given.output / "clips", given.seed), BUCKET, given.output
+            dataset, bucket, home = make_clips(given.output / "clips", SEED), BUCKET, given.output
         else:
             dataset, bucket, home = given.clips, fitting_bucket(given.clips), given.output / "own"
         print(f"Tiny model in {model}, clips in {dataset}; preparing them at {bucket}.")

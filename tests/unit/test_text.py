@@ -105,6 +105,25 @@ def test_text_encoder_path_may_be_any_folder_that_holds_gemma(
     assert torch.equal(loaded.hidden_states(["a ball"])[0], encoder.hidden_states(["a ball"])[0])
 
 
+def test_the_gemma_4_of_newer_models_gives_its_hidden_states_too(tiny_pipeline: Path, tmp_path: Path):
+    from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+
+    text = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "global_head_dim": 8, "sliding_window": 64}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    full = Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig(text_config=text)).eval()
+    full.save_pretrained(tmp_path)
+    shutil.copytree(tiny_pipeline / "tokenizer", tmp_path, dirs_exist_ok=True)
+
+    encoder = load_text_encoder(tiny_pipeline, tmp_path, torch.float32)
+    hidden, mask = encoder.hidden_states(["a ball"])
+    tokens = encoder._tokenizer(["a ball"], padding="max_length", max_length=1024, return_tensors="pt")
+    with torch.no_grad():
+        expected = full(**tokens, output_hidden_states=True).hidden_states
+    assert torch.equal(mask, tokens.attention_mask.bool())
+    assert torch.equal(hidden, torch.stack(expected, dim=-1))
+
+
 def test_text_files_that_cannot_be_read_are_refused_by_name(reference: Path, tiny_pipeline: Path, tmp_path: Path):
     monolith = reference / "ltx-2.3-tiny-monolith.safetensors"
     with pytest.raises(ValueError, match=r"\(Gemma\) cannot be read from a single file(.|\n)*text_encoder_path"):
