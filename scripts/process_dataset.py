@@ -37,6 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--caption-column", default="caption", help="column with the caption (default: caption)")
     add("--lora-trigger", help="word to put before every caption")
     add("--skip-audio", action="store_true", help="prepare no sound (clips without a sound track are then welcome)")
+    add("--vae-tiling", action="store_true", help="encode big videos piece by piece: less memory, slower")
     add("--overwrite", action="store_true", help="make everything again")
     add("--batch-size", type=int, default=1, help="captions per forward of the text encoder (default: 1)")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: the accelerator where there is one")
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
                 caption_column=options.caption_column,
                 lora_trigger=options.lora_trigger,
                 with_audio=not options.skip_audio,
+                vae_tiling=options.vae_tiling,
                 overwrite=options.overwrite,
                 batch_size=options.batch_size,
             ),
@@ -89,6 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not topology.is_main:
         return 0
     report.print(console)
+    if report.skipped and topology.world_size > 1:
+        console.print("The launcher reports them as a failure; all other clips are prepared.", soft_wrap=True)
     return 2 if report.skipped else 0
 
 

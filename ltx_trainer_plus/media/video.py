@@ -17,6 +17,7 @@ from ltx_trainer_plus.media.files import MediaError, open_media, replacing
 
 # ffmpeg's own threshold (-fps_mode cfr): timestamps closer than this to the constant rate are jitter, not a gap.
 _JITTER_FRAMES = 1.1
+_MAX_FPS = 480
 _BT709 = 1
 _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 
@@ -62,9 +63,11 @@ def read_video(path: str | Path, max_frames: int | None = None) -> VideoClip:
             raise MediaError(path, "it has no video stream")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
-        fps = stream.average_rate or stream.guessed_rate or stream.base_rate
-        if not fps or fps <= 0:
-            raise MediaError(path, "it states no frame rate")
+        # Browsers record WebM with an average rate of 1000: their clock's, not the pictures'.
+        rates = (stream.average_rate, stream.guessed_rate, stream.base_rate)
+        fps = next((rate for rate in rates if rate and 0 < rate <= _MAX_FPS), None)
+        if fps is None:
+            raise MediaError(path, "it states no usable frame rate; convert it: ffmpeg -i IN -r 30 OUT.mp4")
         for frame in container.decode(stream):
             if not frames:
                 start = frame.time or 0.0
@@ -83,7 +86,7 @@ def read_video(path: str | Path, max_frames: int | None = None) -> VideoClip:
         raise MediaError(path, "no frame could be decoded")
     if any(frame.shape != frames[0].shape for frame in frames):
         raise MediaError(path, "its frames change size")
-    return VideoClip(np.stack(frames), Fraction(fps), start)
+    return VideoClip(np.stack(frames), fps, start)
 
 
 def _upright_rgb(frame: av.VideoFrame, pixel_aspect: Fraction | None) -> NDArray[np.uint8]:

@@ -172,6 +172,20 @@ def test_a_variable_rate_keeps_each_picture_at_its_time(tmp_path: Path) -> None:
     assert abs(len(clip.frames) / float(clip.fps) - 32 / 24) < 0.35
 
 
+def test_a_browser_recording_with_the_rate_of_its_clock_keeps_its_pictures(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "a.webm"), "w") as container:
+        video = container.add_stream("libvpx-vp9", rate=1000)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        for index, picture in enumerate(quarters(30)):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = 33 * index, Fraction(1, 1000)
+            container.mux(video.encode(frame))
+        container.mux(video.encode(None))
+    clip = read_video(tmp_path / "a.webm")
+    assert len(clip.frames) == 30
+    assert abs(float(clip.fps) - 1000 / 33) < 0.5
+
+
 def test_only_the_frames_asked_for_are_decoded(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", quarters(40), 24)
     assert len(read_video(tmp_path / "a.mp4", max_frames=9).frames) == 9

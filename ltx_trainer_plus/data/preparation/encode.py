@@ -33,6 +33,7 @@ def encode_media(
     model_path: Path,
     buckets: Sequence[Bucket],
     with_audio: bool,
+    tiled: bool,
     device: torch.device,
 ) -> Iterator[Bucket | Skipped]:
     """Make the latents of each job; says for each which bucket it went to, or why it was skipped."""
@@ -58,7 +59,7 @@ def encode_media(
         notes = {"source": job.clip.item, "bucket": str(loaded.bucket)}
         if job.video is not None:
             path, made_by = job.video
-            latents = video_vae.encode(frames_to_unit(loaded.frames)[None].to(device))[0]
+            latents = video_vae.encode(frames_to_unit(loaded.frames)[None].to(device), tiled=tiled)[0]
             write_video_latents(path, latents, fps=loaded.fps, made_by=made_by, notes=notes)
         if job.audio is not None and audio_vae is not None and loaded.sound is not None:
             path, made_by = job.audio

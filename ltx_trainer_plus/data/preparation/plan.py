@@ -33,6 +33,7 @@ class PreparationSettings:
         video_column, caption_column: see `read_clips`.
         lora_trigger: put before every caption.
         with_audio: encode the sound tracks too; a clip without one is then skipped.
+        vae_tiling: encode in pieces of 512 pixels: less memory, small differences at their borders.
         overwrite: make everything again.
         batch_size: captions per forward of the text encoder; clips are encoded one at a time.
     """
@@ -46,6 +47,7 @@ class PreparationSettings:
     caption_column: str = "caption"
     lora_trigger: str | None = None
     with_audio: bool = True
+    vae_tiling: bool = False
     overwrite: bool = False
     batch_size: int = 1
 
@@ -137,10 +139,8 @@ def _fingerprints(
     else:
         text.append(component_folder(model, "text_encoder", "text encoder"))
         text.append(model / "tokenizer")
-    video: dict[str, object] = {
-        "buckets": sizes,
-        "vae": component_identity(component_folder(model, "vae", "video VAE")),
-    }
+    video: dict[str, object] = {"buckets": sizes, "tiled": settings.vae_tiling}
+    video["vae"] = component_identity(component_folder(model, "vae", "video VAE"))
     audio: dict[str, object] = {"buckets": sizes}
     if settings.with_audio:
         audio["audio_vae"] = component_identity(component_folder(model, "audio_vae", "audio VAE"))

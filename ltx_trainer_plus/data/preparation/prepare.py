@@ -109,6 +109,7 @@ def _encode_media(
             model_path=settings.model_path,
             buckets=plan.buckets,
             with_audio=settings.with_audio,
+            tiled=settings.vae_tiling,
             device=topology.device,
         )
         steps = with_progress(steps, total=len(share), what=_label("Encoding clips", topology), console=console)
