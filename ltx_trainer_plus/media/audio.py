@@ -122,7 +122,7 @@ def write_wav(path: str | Path, samples: Tensor | NDArray[Any], rate: int) -> No
     waveform = torch.as_tensor(samples).detach().float().cpu()
     if waveform.ndim != 2 or not 1 <= waveform.shape[0] <= 8:
         raise ValueError(f"Audio must be (channels, samples) with at most 8 channels; this is {tuple(waveform.shape)}.")
-    pcm = (waveform.clamp(-1, 1) * 32767).round().short()
+    pcm = (waveform.nan_to_num().clamp(-1, 1) * 32767).round().short()
     with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(waveform.shape[0])
         file.setsampwidth(2)

@@ -1,4 +1,4 @@
-"""Picture sizes and value ranges: the only code that resizes and crops."""
+"""From pictures of any size to what a video VAE encodes: the only code that resizes and crops."""
 
 import numpy as np
 import torch
@@ -41,9 +41,3 @@ def cover_and_crop(frames: NDArray[np.uint8], height: int, width: int) -> NDArra
 def frames_to_unit(frames: NDArray[np.uint8]) -> Tensor:
     """(F, H, W, 3) uint8 to what a video VAE encodes: (3, F, H, W) float32 in [-1, 1]."""
     return torch.from_numpy(np.ascontiguousarray(frames)).permute(3, 0, 1, 2).float() / 127.5 - 1
-
-
-def unit_to_frames(video: Tensor) -> NDArray[np.uint8]:
-    """(3, F, H, W) in [-1, 1], as a video VAE decodes, to (F, H, W, 3) uint8; values beyond are clipped."""
-    scaled = (video.detach().float().clamp(-1, 1) + 1) * 127.5
-    return scaled.round().to(torch.uint8).permute(1, 2, 3, 0).contiguous().cpu().numpy()

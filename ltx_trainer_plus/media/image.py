@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
 from ltx_trainer_plus.media.files import MediaError, replacing
 
@@ -39,7 +40,7 @@ def read_image(path: str | Path) -> NDArray[np.uint8]:
         raise MediaError(path, f"the picture cannot be read ({error})") from error
 
 
-def write_png(path: str | Path, picture: NDArray[np.uint8]) -> None:
+def write_png(path: str | Path, picture: NDArray[np.uint8] | Tensor) -> None:
     """Write (H, W, 3) uint8 RGB, whole or not at all."""
     array = np.asarray(picture)
     if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:

@@ -199,4 +199,5 @@ def _as_stereo(audio: NDArray[Any] | Tensor, sample_rate: int | None) -> Wavefor
         )
     if sample_rate not in _AAC_RATES:
         waveform, sample_rate = resample(waveform, sample_rate, 48000), 48000
-    return Waveform(to_stereo(waveform).clamp(-1, 1).contiguous(), sample_rate)
+    # The encoder fails on what is not finite; a diverged model's sample shall be silent, not fatal.
+    return Waveform(to_stereo(waveform).nan_to_num().clamp(-1, 1).contiguous(), sample_rate)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from ltx_trainer_plus.media.files import MediaError
-from ltx_trainer_plus.media.geometry import cover_and_crop, frames_to_unit, unit_to_frames
+from ltx_trainer_plus.media.geometry import cover_and_crop, frames_to_unit
 from ltx_trainer_plus.media.image import is_image, read_image, write_png
 
 
@@ -75,11 +75,10 @@ def test_a_fitting_picture_is_left_alone_and_extreme_ones_fit() -> None:
         assert np.array_equal(cover_and_crop(picture, 544, 960), np.full((2, 544, 960, 3), 77, np.uint8))
 
 
-def test_frames_and_the_range_of_the_vae_are_each_others_inverse() -> None:
+def test_frames_fill_the_range_of_the_vae() -> None:
     frames = np.arange(2 * 4 * 32 * 3, dtype=np.uint8).reshape(2, 4, 32, 3)
     video = frames_to_unit(frames)
     assert video.shape == (3, 2, 4, 32)
     assert video.dtype == torch.float32
     assert (float(video.min()), float(video.max())) == (-1.0, 1.0)
-    assert np.array_equal(unit_to_frames(video), frames)
-    assert unit_to_frames(torch.tensor([[[[-3.0]]], [[[3.0]]], [[[0.0]]]])).tolist() == [[[[0, 255, 128]]]]
+    assert torch.allclose((video[1, 0] + 1) * 127.5, torch.from_numpy(frames[0, :, :, 1]).float(), atol=1e-4)

@@ -99,6 +99,13 @@ def test_a_sample_rate_that_aac_lacks_is_resampled(tmp_path: Path) -> None:
     assert (sound.samples[1, 1000:47_000] - expected[1000:47_000]).abs().max() < 0.03
 
 
+def test_sound_that_is_not_finite_is_written_as_silence(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", quarters(), 24, torch.full((2, 16_000), torch.nan), 16_000)
+    sound = read_audio(tmp_path / "a.mp4")
+    assert sound is not None
+    assert sound.samples.abs().max() < 1e-3
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.mp4"
     write_video(path, quarters(), 24)
