@@ -36,7 +36,7 @@ def load_transformer(
         path: an official single file (transformer alone or with other components in it), a diffusers pipeline
             folder, or its `transformer` folder.
         dtype: of the weights, and of the computation until `compute_dtype` is changed.
-        device: where each tensor goes straight from the file; never more than one tensor lies beside the model.
+        device: where each tensor goes straight from the mapped file; there is never a second copy of the model.
 
     Raises:
         FileNotFoundError: nothing at `path`, or a folder without a transformer.
