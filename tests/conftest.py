@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+# Read when torch is loaded. The models are tiny: more threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
