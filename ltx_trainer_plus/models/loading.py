@@ -123,7 +123,7 @@ def _check_is_transformer(path: Path, keys: list[str]) -> None:
         raise ValueError(
             f"{path} is a LoRA, not a model. Give the base model here, and the LoRA as `model.load_checkpoint`."
         )
-    if any(key.startswith(TRANSFORMER_PREFIX) for key in transformer_keys(keys).values()):
+    if transformer_keys(keys):
         return
     components = sorted({name for prefix, name in _COMPONENTS.items() if any(k.startswith(prefix) for k in keys)})
     raise ValueError(
