@@ -109,7 +109,11 @@ class Trainer:
                 handle,
                 optimizer,
                 scheduler,
-                info={"config": config_as_dict(config), "seed": config.seed, "wandb_id": tracker.wandb_id},
+                info={
+                    "config": config_as_dict(config),
+                    "world_size": topology.world_size,
+                    "wandb_id": tracker.wandb_id,
+                },
             )
             validation = None
             if contexts is not None:

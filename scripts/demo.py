@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def main() -> int:
 
 def run(command: list[str]) -> None:
     print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
-    finished = subprocess.run(command, cwd=ROOT)
+    # Offline also where somebody is logged in: a demo should not turn up on a project page.
+    finished = subprocess.run(command, cwd=ROOT, env={**os.environ, "WANDB_MODE": "offline"})
     if finished.returncode:
         sys.exit(finished.returncode)
 
@@ -48,7 +50,7 @@ def new_run_folder(parent: Path) -> Path:
 def report(output: Path) -> int:
     folder = ROOT / output
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # The smoothed loss is a mean of ten steps: the first full one is that of the tenth line.
+    # The smoothed loss is a mean of ten steps: the first full one stands in the tenth line.
     first, last = lines[min(9, len(lines) - 1)]["loss/smoothed"], lines[-1]["loss/smoothed"]
     shown = [
         ("LoRA", sorted((ROOT / output).glob("checkpoints/lora_weights_*.safetensors"))[-1:]),
@@ -62,9 +64,7 @@ def report(output: Path) -> int:
             print(f"  {path}")
         if not paths:
             print("  none: the run did not make any")
-    print(
-        f"smoothed loss: {first:.4f} (step {lines[min(9, len(lines) - 1)]['step']}) -> {last:.4f} (step {lines[-1]['step']})"
-    )
+    print(f"smoothed loss: {first:.4f} -> {last:.4f}")
     if not all(paths for _, paths in shown):
         return 1
     if last >= first:
