@@ -123,7 +123,7 @@ def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> lis
         if given != wanted:
             text = (
                 f"sample {sample.name}: {what} has {given} channels, the model takes {wanted}. The data was prepared "
-                "with another model: prepare it again with this one, or set model.model_path to the one it was made with"
+                "with another model: prepare it again with this one, or set model.model_path to the one that made it"
             )
             found.append(Problem(field, text))
 

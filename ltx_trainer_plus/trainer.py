@@ -64,6 +64,9 @@ class Trainer:
         """
         config, topology = self._config, self.topology
         facts = self.check()
+        if facts.dataset.skipped and topology.is_main:
+            left_out = "\n".join(f"  {name}: {reason}" for name, reason in facts.dataset.skipped)
+            logger.warning("%d samples are left out:\n%s", len(facts.dataset.skipped), left_out)
         with ExitStack() as stack:
             # Already now: a signal while things load is obeyed after the first step, with a checkpoint.
             stop = stack.enter_context(StopRequest())
