@@ -1,25 +1,22 @@
-"""The `training_strategy` section: which streams are trained, and where their latents lie."""
+"""The `training_strategy` section: which streams are trained, on which latents, under which conditions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from ltx_trainer_plus.config.base import FromList, Section
+from ltx_trainer_plus.config.base import Section
+from ltx_trainer_plus.config.conditions import (
+    AudioConditions,
+    FirstFrameCondition,
+    FolderName,
+    ReferenceCondition,
+    TrainingCondition,
+    VideoConditions,
+)
 
 StreamRole = Literal["generated", "frozen", "absent"]
 DEFAULT_STRATEGY = "text_to_video"
-
-
-def _inside_data_root(value: str) -> str:
-    if not value.strip() or value.startswith(("/", "~")) or ".." in value.split("/"):
-        raise PydanticCustomError(
-            "latents_dir", "must be the name of a folder inside data.preprocessed_data_root, such as latents"
-        )
-    return value
-
-
-FolderName = Annotated[str, AfterValidator(_inside_data_root)]
+_FIRST_FRAME_P = 0.1  # the official default
 
 
 class StreamConfig(Section):
@@ -30,16 +27,17 @@ class StreamConfig(Section):
 
     is_generated: bool = True
     latents_dir: FolderName
-    # Bodies are not typed before conditions exist; config/unavailable.py refuses a list that is not empty.
-    conditions: Annotated[tuple[dict[str, Any], ...], FromList] = ()
+    conditions: tuple[TrainingCondition, ...] = ()
 
 
 class VideoStreamConfig(StreamConfig):
     latents_dir: FolderName = "latents"
+    conditions: VideoConditions = ()
 
 
 class AudioStreamConfig(StreamConfig):
     latents_dir: FolderName = "audio_latents"
+    conditions: AudioConditions = ()
 
 
 def _role(stream: StreamConfig | None) -> StreamRole:
@@ -68,38 +66,48 @@ class FlexibleConfig(_Strategy):
     audio: AudioStreamConfig | None = None
 
 
-class TextToVideoConfig(_Strategy):
+class _ShortForm(_Strategy):
+    """An older way to write a strategy; `as_flexible` is what it means."""
+
+    first_frame_conditioning_p: float = Field(default=_FIRST_FRAME_P, ge=0, le=1)
+
+    def as_flexible(self) -> FlexibleConfig:
+        return FlexibleConfig(video=self.video, audio=self.audio)  # type: ignore[attr-defined]
+
+    def _first_frame(self) -> tuple[TrainingCondition, ...]:
+        p = self.first_frame_conditioning_p
+        return (FirstFrameCondition(probability=p),) if p > 0 else ()
+
+
+class TextToVideoConfig(_ShortForm):
     """The short form for video from text, with or without sound."""
 
     name: Literal["text_to_video"] = "text_to_video"
-    # The official default is a probability above 0. It stays 0 here as long as there are no conditions: a default
-    # that is refused would refuse every file that leaves it out.
-    first_frame_conditioning_p: float = Field(default=0.0, ge=0, le=1)
     with_audio: bool = False
     audio_latents_dir: FolderName = "audio_latents"
 
     @property
-    def video(self) -> StreamConfig | None:
-        return VideoStreamConfig()
+    def video(self) -> VideoStreamConfig | None:
+        return VideoStreamConfig(conditions=self._first_frame())
 
     @property
-    def audio(self) -> StreamConfig | None:
+    def audio(self) -> AudioStreamConfig | None:
         return AudioStreamConfig(latents_dir=self.audio_latents_dir) if self.with_audio else None
 
 
-class VideoToVideoConfig(_Strategy):
-    """The short form for video from a reference video; refused in config/unavailable.py until references exist."""
+class VideoToVideoConfig(_ShortForm):
+    """The short form for video from a reference video (LoRA only)."""
 
     name: Literal["video_to_video"] = "video_to_video"
-    first_frame_conditioning_p: float = Field(default=0.0, ge=0, le=1)  # see TextToVideoConfig
     reference_latents_dir: FolderName = "reference_latents"
 
     @property
-    def video(self) -> StreamConfig | None:
-        return VideoStreamConfig()
+    def video(self) -> VideoStreamConfig | None:
+        reference = ReferenceCondition(latents_dir=self.reference_latents_dir)
+        return VideoStreamConfig(conditions=(reference, *self._first_frame()))
 
     @property
-    def audio(self) -> StreamConfig | None:
+    def audio(self) -> AudioStreamConfig | None:
         return None
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
-from ltx_trainer_plus.config.strategy import StreamConfig, TextToVideoConfig, VideoToVideoConfig
 
 # Field, the values that work, what does not, what to do.
 _FIELDS: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
@@ -108,29 +107,7 @@ def unavailable(config: TrainerConfig) -> list[Problem]:
         for path, working, message, remedy in _FIELDS
         if (given := reduce(getattr, path.split("."), config)) not in working
     ]
-    return [*problems, *_strategy(config), *_validation(config), *_files(config)]
-
-
-def _strategy(config: TrainerConfig) -> Iterator[Problem]:
-    strategy = config.training_strategy
-    if isinstance(strategy, VideoToVideoConfig):
-        yield Problem(
-            "training_strategy.name",
-            "the reference condition that it needs is not available yet",
-            strategy.name,
-            "Set training_strategy.name: text_to_video, or flexible",
-        )
-    if isinstance(strategy, TextToVideoConfig | VideoToVideoConfig) and strategy.first_frame_conditioning_p > 0:
-        yield Problem(
-            "training_strategy.first_frame_conditioning_p",
-            "conditions are not available yet",
-            strategy.first_frame_conditioning_p,
-            "Set training_strategy.first_frame_conditioning_p: 0",
-        )
-    for name in ("video", "audio"):
-        stream: StreamConfig | None = getattr(strategy, name)
-        if stream is not None and stream.conditions:
-            yield _conditions(f"training_strategy.{name}.conditions", stream.conditions)
+    return [*problems, *_validation(config), *_files(config)]
 
 
 def _validation(config: TrainerConfig) -> Iterator[Problem]:

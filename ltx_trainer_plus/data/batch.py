@@ -1,7 +1,7 @@
 """What a training step is given: one prepared sample, and several of them stacked."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -29,6 +29,19 @@ class TextFeatures:
 
 
 @dataclass(frozen=True)
+class ReferenceClip:
+    """Latents of another clip that a sample is conditioned on; in a `Batch` with a leading B.
+
+    Attributes:
+        latent: (C, F, H, W) of a video, (C, T, M) of an audio reference; normalised.
+        fps: its own pixel frames per second (() or (B,) float32); None for audio.
+    """
+
+    latent: Tensor
+    fps: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Sample:
     """One prepared clip.
 
@@ -38,6 +51,8 @@ class Sample:
         video_latent: (C, F, H, W), normalised; None where the run has no video stream.
         fps: pixel frames per second of the clip; None where there is no video.
         audio_latent: (C, T, M), normalised; None where the run has no audio stream.
+        masks: (F, H, W) or (T,) numbers by the name of their folder, 1 = given.
+        references: by the name of their folder.
     """
 
     name: str
@@ -45,6 +60,8 @@ class Sample:
     video_latent: Tensor | None = None
     fps: float | None = None
     audio_latent: Tensor | None = None
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    references: Mapping[str, ReferenceClip] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class Batch:
         video_latent: (B, C, F, H, W) or None.
         fps: (B,) float32, None where there is no video.
         audio_latent: (B, C, T, M) or None.
+        masks, references: by the name of their folder, with a leading B.
         ends_step: True when nothing more is added to this rank's optimizer step: synchronise gradients, step.
     """
 
@@ -67,6 +85,8 @@ class Batch:
     video_latent: Tensor | None = None
     fps: Tensor | None = None
     audio_latent: Tensor | None = None
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    references: Mapping[str, ReferenceClip] = field(default_factory=dict)
     ends_step: bool = True
 
     def __len__(self) -> int:
@@ -95,6 +115,11 @@ class Batch:
             video_latent=optional(self.video_latent),
             fps=optional(self.fps),
             audio_latent=optional(self.audio_latent),
+            masks={folder: function(mask) for folder, mask in self.masks.items()},
+            references={
+                folder: ReferenceClip(function(clip.latent), optional(clip.fps))
+                for folder, clip in self.references.items()
+            },
         )
 
 
@@ -124,6 +149,14 @@ def collate(samples: Sequence[Sample], positions: Sequence[int], *, ends_step: b
         video_latent=_stack([sample.video_latent for sample in samples]),
         fps=None if first.fps is None else torch.tensor([sample.fps for sample in samples], dtype=torch.float32),
         audio_latent=_stack([sample.audio_latent for sample in samples]),
+        masks={folder: torch.stack([sample.masks[folder] for sample in samples]) for folder in first.masks},
+        references={
+            folder: ReferenceClip(
+                latent=torch.stack([sample.references[folder].latent for sample in samples]),
+                fps=_stack([sample.references[folder].fps for sample in samples]),
+            )
+            for folder in first.references
+        },
         ends_step=ends_step,
     )
 
@@ -141,6 +174,8 @@ def _shapes(sample: Sample) -> dict[str, object]:
         "text.video": text.video,
         "text.audio": text.audio,
         "text.mask": text.mask,
+        **sample.masks,
+        **{folder: clip.latent for folder, clip in sample.references.items()},
     }
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
     return {"text": text.kind, **shapes}

@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,16 +34,19 @@ def training_loader(
     accumulation: int,
     workers: int,
     pin_memory: bool,
+    sequence_key: Callable[[int], Hashable] | None = None,
 ) -> Generator[Batch]:
     """Endless batches of one rank, from its first micro-batch after `start_step` optimizer steps.
 
-    A micro-batch is one `Batch`, or several where its groups differ in shape (only possible when `stream.shape_group`
-    is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer step; together those of a step hold
-    `batch_size * accumulation` samples. Closing the iterator ends the workers.
+    A micro-batch is one `Batch`, or several where its groups differ in shape or in the references that they drew (only
+    possible when `stream.shape_group` is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer
+    step; together those of a step hold `batch_size * accumulation` samples. Closing the iterator ends the workers.
 
     Args:
         workers: processes that read ahead; 0 = read in this one.
         pin_memory: put batches into page-locked memory, for asynchronous copies to a GPU.
+        sequence_key: what samples of one batch must agree in besides their shape, by position in the stream
+            (`FlexibleStrategy.sequence_key`).
 
     Raises:
         ValueError: micro-batches and groups of one shape do not align.
@@ -68,7 +71,7 @@ def training_loader(
     loader = DataLoader(
         _BatchReader(dataset),
         batch_size=None,
-        sampler=_one_shape_each(order, stream.shapes, accumulation),
+        sampler=_one_shape_each(order, stream.shapes, accumulation, sequence_key),
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=pin_memory,
@@ -96,12 +99,16 @@ class _BatchReader(Dataset[Batch]):
 
 
 def _one_shape_each(
-    order: Iterator[list[tuple[int, int]]], shapes: tuple[Hashable, ...], accumulation: int
+    order: Iterator[list[tuple[int, int]]],
+    shapes: tuple[Hashable, ...],
+    accumulation: int,
+    sequence_key: Callable[[int], Hashable] | None,
 ) -> Iterator[_Work]:
     for number, micro_batch in enumerate(order, start=1):
         by_shape: dict[Hashable, list[tuple[int, int]]] = {}
-        for item in micro_batch:
-            by_shape.setdefault(shapes[item[0]], []).append(item)
+        for index, position in micro_batch:
+            key = (shapes[index], sequence_key(position) if sequence_key is not None else None)
+            by_shape.setdefault(key, []).append((index, position))
         parts = list(by_shape.values())
         for i, part in enumerate(parts, start=1):
             yield _Work(part, ends_step=number % accumulation == 0 and i == len(parts))

@@ -1,13 +1,16 @@
 """Prepared data sets on disk: which samples are complete, and what each holds."""
 
 import os
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from ltx_trainer_plus.data.batch import Sample, TextKind
-from ltx_trainer_plus.data.sample_files import DataError, check_finite, read_audio, read_text, read_video
+import torch
+
+from ltx_trainer_plus.data.batch import ReferenceClip, Sample, TextKind
+from ltx_trainer_plus.data.sample_files import DataError, check_finite, read_audio, read_mask, read_text, read_video
 
 _SUFFIXES = (".pt", ".safetensors")
 
@@ -21,6 +24,7 @@ class SampleShape(NamedTuple):
         text_kind: whether the text still has to go through the connectors.
         text_video: (S, D).
         text_audio: (S, D').
+        masks, references: (folder, shape) of each.
     """
 
     video: tuple[int, ...] | None
@@ -28,6 +32,8 @@ class SampleShape(NamedTuple):
     text_kind: TextKind
     text_video: tuple[int, ...]
     text_audio: tuple[int, ...]
+    masks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    references: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class PrecomputedDataset:
@@ -40,6 +46,8 @@ class PrecomputedDataset:
         root: the folder that holds `.precomputed`, or that folder itself.
         video_dir, audio_dir: names of the latent folders; None = the run has no such stream.
         conditions_dir: name of the folder with captions.
+        masks: names of the folders with masks.
+        references: names of the folders with references, and what these are.
 
     Attributes:
         names: names of the complete samples, sorted, so that every machine numbers them alike.
@@ -50,11 +58,18 @@ class PrecomputedDataset:
     """
 
     def __init__(
-        self, root: Path | str, *, video_dir: str | None, audio_dir: str | None, conditions_dir: str = "conditions"
+        self,
+        root: Path | str,
+        *,
+        video_dir: str | None,
+        audio_dir: str | None,
+        conditions_dir: str = "conditions",
+        masks: Collection[str] = (),
+        references: Mapping[str, Literal["video", "audio"]] | None = None,
     ) -> None:
         self.root = _data_folder(Path(root))
-        self._video = self._files(video_dir)
-        self._audio = self._files(audio_dir)
+        self._video = self._files(video_dir) if video_dir is not None else None
+        self._audio = self._files(audio_dir) if audio_dir is not None else None
         text = self._files(conditions_dir)
         parts = {
             folder: files
@@ -62,8 +77,13 @@ class PrecomputedDataset:
             if folder is not None and files is not None
         }
         latent_names = {name for files in parts.values() for name in files}
-        self._text = {_latent_name(name, latent_names): path for name, path in (text or {}).items()}
+        self._text = {_latent_name(name, latent_names): path for name, path in text.items()}
         parts[conditions_dir] = self._text
+        self._kinds = dict(references or {})
+        self._masks = {folder: self._files(folder) for folder in masks}
+        self._references = {folder: self._files(folder) for folder in self._kinds}
+        # What only masks or references hold is no sample: such folders may serve several data sets.
+        parts |= {**self._masks, **self._references}
 
         self.names: list[str] = []
         self.skipped: list[tuple[str, str]] = []
@@ -80,15 +100,13 @@ class PrecomputedDataset:
                 "the same relative path in each of these folders. Prepare clips with scripts/process_dataset.py."
             )
 
-    def _files(self, folder: str | None) -> dict[str, Path] | None:
-        if folder is None:
-            return None
+    def _files(self, folder: str) -> dict[str, Path]:
         if not (self.root / folder).is_dir():
             present = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
             raise DataError(
                 f"data.preprocessed_data_root: {self.root} has no folder {folder!r}"
                 f" (it has: {', '.join(present) or 'none'}). Prepare the data for it with scripts/process_dataset.py, "
-                "or leave that stream out of training_strategy."
+                "or leave what needs it (that stream or condition) out of training_strategy."
             )
         return _find(self.root / folder)
 
@@ -106,6 +124,10 @@ class PrecomputedDataset:
             check_finite(self._video[sample.name], sample.video_latent)
         if sample.audio_latent is not None and self._audio is not None:
             check_finite(self._audio[sample.name], sample.audio_latent)
+        for folder, mask in sample.masks.items():
+            check_finite(self._masks[folder][sample.name], mask)
+        for folder, clip in sample.references.items():
+            check_finite(self._references[folder][sample.name], clip.latent)
         check_finite(self._text[sample.name], sample.text.video)
         check_finite(self._text[sample.name], sample.text.audio)
         return sample
@@ -113,7 +135,22 @@ class PrecomputedDataset:
     def _read(self, name: str) -> Sample:
         video, fps = read_video(self._video[name]) if self._video is not None else (None, None)
         audio = read_audio(self._audio[name]) if self._audio is not None else None
-        return Sample(name, read_text(self._text[name]), video_latent=video, fps=fps, audio_latent=audio)
+        return Sample(
+            name,
+            read_text(self._text[name]),
+            video_latent=video,
+            fps=fps,
+            audio_latent=audio,
+            masks={folder: read_mask(files[name]) for folder, files in self._masks.items()},
+            references={folder: self._reference(folder, name) for folder in self._references},
+        )
+
+    def _reference(self, folder: str, name: str) -> ReferenceClip:
+        path = self._references[folder][name]
+        if self._kinds[folder] == "audio":
+            return ReferenceClip(read_audio(path))
+        latent, fps = read_video(path)
+        return ReferenceClip(latent, torch.tensor(fps))
 
     @cached_property
     def shapes(self) -> list[SampleShape]:
@@ -139,6 +176,8 @@ class PrecomputedDataset:
             text_kind=sample.text.kind,
             text_video=tuple(sample.text.video.shape),
             text_audio=tuple(sample.text.audio.shape),
+            masks=tuple((folder, tuple(mask.shape)) for folder, mask in sample.masks.items()),
+            references=tuple((folder, tuple(clip.latent.shape)) for folder, clip in sample.references.items()),
         )
 
     def _shape_or_error(self, index: int) -> SampleShape | DataError:

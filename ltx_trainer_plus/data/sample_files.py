@@ -69,6 +69,17 @@ def read_audio(path: Path) -> Tensor:
     return latents
 
 
+def read_mask(path: Path) -> Tensor:
+    """Mask (F, H, W) of a video or (T,) of an audio stream, float32, 1 = given."""
+    mask = _tensor(path, _read(path), "mask")
+    if mask.ndim not in (1, 3) or not mask.numel() or mask.is_complex():
+        raise DataError(
+            f"{path}: a mask of shape {tuple(mask.shape)} and {mask.dtype} where (frames, height, width) of the video "
+            "latents or (steps,) of the audio latents belongs. Prepare this mask again."
+        )
+    return mask.float()
+
+
 def read_text(path: Path) -> TextFeatures:
     """A caption: features before the connectors (official) or contexts after them (ours)."""
     entries = _read(path)

@@ -1,6 +1,6 @@
 """The flexible training strategy: what the transformer receives, and the velocity it must predict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -18,6 +18,17 @@ from ltx_trainer_plus.flow.positions import (
 )
 from ltx_trainer_plus.flow.timesteps import sample_sigma
 from ltx_trainer_plus.modality import Modality, TextContext
+from ltx_trainer_plus.strategies.conditions import CONDITIONS, Condition, Reference, Stream, Target
+
+
+class ConditionSettings(Protocol):
+    """What this module reads of an entry of `conditions`."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def probability(self) -> float: ...
 
 
 class StreamSettings(Protocol):
@@ -25,6 +36,9 @@ class StreamSettings(Protocol):
 
     @property
     def is_generated(self) -> bool: ...
+
+    @property
+    def conditions(self) -> Sequence[ConditionSettings]: ...
 
 
 class FlowMatchingSettings(Protocol):
@@ -44,22 +58,31 @@ class Draws:
     Attributes:
         video_sigma, audio_sigma: (B,) float32 noise levels.
         video_noise, audio_noise: (B, T, C) float32 standard normal, of the target tokens.
+        video_given, audio_given: (B, number of conditions) bool, which intrinsic conditions hold for which sample.
+        video_references, audio_references: which references the whole batch gets, in the order of the configuration.
     """
 
     video_sigma: Tensor | None = None
     video_noise: Tensor | None = None
+    video_given: Tensor | None = None
+    video_references: tuple[bool, ...] = ()
     audio_sigma: Tensor | None = None
     audio_noise: Tensor | None = None
+    audio_given: Tensor | None = None
+    audio_references: tuple[bool, ...] = ()
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Draws":
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
 
-        return Draws(
+        return replace(
+            self,
             video_sigma=moved(self.video_sigma),
             video_noise=moved(self.video_noise),
+            video_given=moved(self.video_given),
             audio_sigma=moved(self.audio_sigma),
             audio_noise=moved(self.audio_noise),
+            audio_given=moved(self.audio_given),
         )
 
 
@@ -69,8 +92,9 @@ class ModelInputs:
 
     Attributes:
         video, audio: the streams; None where the run has no such stream.
-        video_target, audio_target: (B, T, C) float32 velocity to be predicted; None where nothing is learnt.
-        video_loss_mask, audio_loss_mask: (B, T) float32, 1 = in the loss; None where nothing is learnt.
+        video_target, audio_target: (B, T, C) float32 velocity to be predicted, of the target tokens, which are the
+            last of the stream: R tokens of references come before them. None where nothing is learnt.
+        video_loss_mask, audio_loss_mask: (B, R + T) float32, 1 = in the loss; None where nothing is learnt.
     """
 
     video: Modality | None = None
@@ -86,14 +110,21 @@ class ModelInputs:
         return sum(target[..., 0].numel() for target in (self.video_target, self.audio_target) if target is not None)
 
 
-class _Stream(NamedTuple):
+class _Drawn(NamedTuple):
+    sigma: Tensor | None
+    noise: Tensor | None
+    given: Tensor | None
+    references: tuple[bool, ...]
+
+
+class _Prepared(NamedTuple):
     modality: Modality
     target: Tensor | None
     loss_mask: Tensor | None
 
 
 class FlexibleStrategy:
-    """Every training mode: which streams there are, which are generated and which are given.
+    """Every training mode: which streams there are, which are generated, and what is given of them.
 
     Pure: no method changes what it is lent, and randomness comes in as `Draws`.
 
@@ -103,6 +134,7 @@ class FlexibleStrategy:
         geometry: the VAEs' factors.
         flow_matching: how sigmas are drawn.
         uses_keyframes: whether the model marks single-frame tokens (LTX-2.5).
+        shape_group: samples that stay together in the data order, and so draw their references together.
     """
 
     def __init__(
@@ -113,35 +145,53 @@ class FlexibleStrategy:
         flow_matching: FlowMatchingSettings,
         *,
         uses_keyframes: bool = False,
+        shape_group: int = 1,
     ) -> None:
         self.video = video
         self.audio = audio
         self.geometry = geometry
         self.flow_matching = flow_matching
         self.uses_keyframes = uses_keyframes
+        self.shape_group = shape_group
+        self._conditions: dict[Stream, list[Condition]] = {"video": [], "audio": []}
+        self._references: dict[Stream, list[Reference]] = {"video": [], "audio": []}
+        streams: tuple[tuple[Stream, StreamSettings | None], ...] = (("video", video), ("audio", audio))
+        for stream, settings in streams:
+            for entry in settings.conditions if settings is not None else ():
+                condition = CONDITIONS[entry.type](entry)
+                if isinstance(condition, Reference):
+                    self._references[stream].append(condition)
+                else:
+                    self._conditions[stream].append(condition)
 
     def draw(self, batch: Batch, seed: int) -> Draws:
-        """Noise and noise levels of every sample, keyed by (seed, its position in the stream), on the CPU.
+        """Noise, noise levels and conditions, keyed by (seed, position in the stream), on the CPU.
 
         The noise has the layout of tokens, so it does not depend on which other samples are in the batch.
+
+        Raises:
+            ValueError: samples of the batch draw different references; `sequence_key` tells before.
         """
         draws = Draws()
         if self.video is not None and self.video.is_generated:
-            sigma, noise = self._draw("video", _token_shape(batch.video_latent, "video"), batch.positions, seed)
-            draws = replace(draws, video_sigma=sigma, video_noise=noise)
+            drawn = self._draw("video", _token_shape(batch.video_latent, "video"), batch.positions, seed)
+            draws = replace(draws, **{f"video_{name}": value for name, value in drawn._asdict().items()})
         if self.audio is not None and self.audio.is_generated:
-            sigma, noise = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.positions, seed)
-            draws = replace(draws, audio_sigma=sigma, audio_noise=noise)
+            drawn = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.positions, seed)
+            draws = replace(draws, **{f"audio_{name}": value for name, value in drawn._asdict().items()})
         return draws
 
-    def _draw(
-        self, stream: str, shape: tuple[int, int], positions: tuple[int, ...], seed: int
-    ) -> tuple[Tensor, Tensor]:
-        flow = self.flow_matching
+    def sequence_key(self, position: int, seed: int) -> tuple[bool, ...]:
+        """Which references the sample at this position of the stream gets: samples of one batch must agree in it."""
+        return self._drawn_references("video", position, seed) + self._drawn_references("audio", position, seed)
+
+    def _draw(self, stream: Stream, shape: tuple[int, int], positions: tuple[int, ...], seed: int) -> _Drawn:
+        flow, conditions = self.flow_matching, self._conditions[stream]
         sigma = torch.empty(len(positions))
         noise = torch.empty(len(positions), *shape)
+        given = torch.empty(len(positions), len(conditions), dtype=torch.bool)
         for i, position in enumerate(positions):
-            # One generator for each purpose: what is drawn later on for conditions leaves these as they are.
+            # One generator for each purpose: a condition more or less leaves all other draws as they are.
             sigma[i] = sample_sigma(
                 flow.timestep_sampling_mode,
                 flow.timestep_sampling_params,
@@ -149,7 +199,24 @@ class FlexibleStrategy:
                 generator=keyed_generator(seed, f"{stream} sigma", position),
             )
             noise[i].normal_(generator=keyed_generator(seed, f"{stream} noise", position))
-        return sigma, noise
+            for j, condition in enumerate(conditions):
+                purpose = f"{stream} condition {j}"
+                given[i, j] = _happens(condition.settings.probability, seed, purpose, position)
+        references = {self._drawn_references(stream, position, seed) for position in positions}
+        if len(references) > 1:
+            raise ValueError(
+                "samples of one batch draw different references, so their sequences differ in length. "
+                "Split the batch by FlexibleStrategy.sequence_key."
+            )
+        return _Drawn(sigma, noise, given, references.pop())
+
+    def _drawn_references(self, stream: Stream, position: int, seed: int) -> tuple[bool, ...]:
+        # A reference makes the sequence longer, so a group, which is trained on as one batch, draws once.
+        group = position // self.shape_group
+        return tuple(
+            _happens(reference.settings.probability, seed, f"{stream} reference {j}", group)
+            for j, reference in enumerate(self._references[stream])
+        )
 
     def prepare(self, batch: Batch, draws: Draws, context: TextContext) -> ModelInputs:
         """Noisy tokens, their timesteps and positions, and the velocity to predict.
@@ -173,60 +240,104 @@ class FlexibleStrategy:
             audio_loss_mask=audio.loss_mask if audio else None,
         )
 
-    def _video(self, batch: Batch, draws: Draws, context: TextContext) -> _Stream:
+    def _video(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
         latent = _present(batch.video_latent, "video")
         frames, height, width = latent.shape[2:]
         positions = video_positions(
             frames, height, width, _present(batch.fps, "video"), self.geometry, device=latent.device
         )
-        stream = _stream(
-            patchify_video(latent), draws.video_sigma, draws.video_noise, positions, context.video, context.mask
+        target = Target("video", (frames, height, width), positions, batch, self.geometry)
+        drawn = _Drawn(draws.video_sigma, draws.video_noise, draws.video_given, draws.video_references)
+        return self._stream(target, patchify_video(latent), drawn, context.video, context.mask)
+
+    def _audio(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
+        latent = _present(batch.audio_latent, "audio")
+        steps = latent.shape[2]
+        positions = audio_positions(steps, self.geometry, device=latent.device).expand(len(latent), -1, -1, -1)
+        target = Target("audio", (steps,), positions, batch, self.geometry)
+        drawn = _Drawn(draws.audio_sigma, draws.audio_noise, draws.audio_given, draws.audio_references)
+        return self._stream(target, patchify_audio(latent), drawn, context.audio, context.mask)
+
+    def _stream(
+        self, target: Target, clean: Tensor, drawn: _Drawn, context: Tensor, context_mask: Tensor | None
+    ) -> _Prepared:
+        """One stream at its noise level; without one it is frozen: clean, and out of the loss."""
+        clean = clean.float()
+        sigma, latent = drawn.sigma, clean
+        velocity = loss_mask = None
+        if sigma is None or drawn.noise is None:
+            sigma = torch.zeros(len(clean), device=clean.device)
+        else:
+            # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (DESIGN §5).
+            level = sigma.view(-1, 1, 1)
+            latent, velocity = (1 - level) * clean + level * drawn.noise, drawn.noise - clean
+            loss_mask = torch.ones(clean.shape[:2], device=clean.device)
+        modality = Modality(
+            latent=latent,
+            sigma=sigma,
+            timesteps=sigma.view(-1, 1),
+            positions=target.positions,
+            context=context,
+            context_mask=context_mask,
+            keyframes_mask=self._marks(target, clean, first=clean.shape[1] // target.size[0]),
         )
-        if not self.uses_keyframes:
-            return stream
+        if loss_mask is None:
+            return _Prepared(modality, None, None)
+        modality, loss_mask = self._with_given_tokens(target, modality, loss_mask, clean, drawn.given)
+        for reference, holds in zip(self._references[target.stream], drawn.references, strict=True):
+            if holds:
+                modality, loss_mask = self._with_reference(target, modality, loss_mask, reference)
+        return _Prepared(modality, velocity, loss_mask)
+
+    def _with_given_tokens(
+        self, target: Target, modality: Modality, loss_mask: Tensor, clean: Tensor, given: Tensor | None
+    ) -> tuple[Modality, Tensor]:
+        conditions = self._conditions[target.stream]
+        if given is None or not (conditions or self._references[target.stream]):
+            return modality, loss_mask
+        tokens = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device)
+        for j, condition in enumerate(conditions):
+            tokens = tokens | (condition.given(target) & given[:, j : j + 1])
+        # Per token also where this batch drew no condition: a second form of the inputs would be compiled apart.
+        timesteps = torch.where(tokens, 0.0, modality.sigma.view(-1, 1))
+        latent = torch.where(tokens.unsqueeze(-1), clean, modality.latent)
+        return replace(modality, latent=latent, timesteps=timesteps), loss_mask * ~tokens
+
+    def _with_reference(
+        self, target: Target, modality: Modality, loss_mask: Tensor, reference: Reference
+    ) -> tuple[Modality, Tensor]:
+        """Put clean tokens between the references that are there already and the target."""
+        added = reference.tokens(target)
+        zeros = torch.zeros(added.latent.shape[:2], device=loss_mask.device)
+        length = target.positions.shape[2]
+
+        def put(new: Tensor, own: Tensor, dim: int = 1) -> Tensor:
+            before, after = own.split([own.shape[dim] - length, length], dim)
+            return torch.cat([before, new, after], dim)
+
+        keyframes = modality.keyframes_mask
+        marks = self._marks(target, added.latent, first=added.single_frame)
+        modality = replace(
+            modality,
+            latent=put(added.latent, modality.latent),
+            timesteps=put(zeros, modality.timesteps),
+            positions=put(added.positions, modality.positions, dim=2),
+            keyframes_mask=None if keyframes is None or marks is None else put(marks, keyframes),
+        )
+        return modality, put(zeros, loss_mask)
+
+    def _marks(self, target: Target, tokens: Tensor, *, first: int) -> Tensor | None:
+        if not self.uses_keyframes or target.stream == "audio":
+            return None
         # The causal first latent frame is one pixel frame. Inference marks it; a model trained without the mark
         # would meet it there for the first time.
-        keyframes = torch.zeros(*stream.modality.latent.shape[:2], 1, device=latent.device)
-        keyframes[:, : height * width] = 1
-        return stream._replace(modality=replace(stream.modality, keyframes_mask=keyframes))
-
-    def _audio(self, batch: Batch, draws: Draws, context: TextContext) -> _Stream:
-        latent = _present(batch.audio_latent, "audio")
-        positions = audio_positions(latent.shape[2], self.geometry, device=latent.device).expand(
-            len(latent), -1, -1, -1
-        )
-        return _stream(
-            patchify_audio(latent), draws.audio_sigma, draws.audio_noise, positions, context.audio, context.mask
-        )
+        marks = torch.zeros(*tokens.shape[:2], 1, device=tokens.device)
+        marks[:, :first] = 1
+        return marks
 
 
-def _stream(
-    clean: Tensor,
-    sigma: Tensor | None,
-    noise: Tensor | None,
-    positions: Tensor,
-    context: Tensor,
-    context_mask: Tensor | None,
-) -> _Stream:
-    """One stream at its noise level; without one it is frozen: clean, and out of the loss."""
-    clean = clean.float()
-    if sigma is None or noise is None:
-        sigma = torch.zeros(len(clean), device=clean.device)
-        latent, target, loss_mask = clean, None, None
-    else:
-        # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (DESIGN §5).
-        level = sigma.view(-1, 1, 1)
-        latent, target = (1 - level) * clean + level * noise, noise - clean
-        loss_mask = torch.ones(clean.shape[:2], device=clean.device)
-    modality = Modality(
-        latent=latent,
-        sigma=sigma,
-        timesteps=sigma.view(-1, 1),
-        positions=positions,
-        context=context,
-        context_mask=context_mask,
-    )
-    return _Stream(modality, target, loss_mask)
+def _happens(probability: float, seed: int, purpose: str, number: int) -> bool:
+    return bool(torch.rand((), generator=keyed_generator(seed, purpose, number)) < probability)
 
 
 def _token_shape(latent: Tensor | None, stream: str) -> tuple[int, int]:

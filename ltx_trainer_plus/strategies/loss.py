@@ -25,14 +25,16 @@ def stream_loss(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """Mean of the masked squared error ÷ mean of the mask, for every sample.
 
     Args:
-        prediction, target: (B, T, C) velocities.
-        mask: (B, T), 1 = in the loss, 0 = clean conditioning.
+        prediction: (B, R + T, C) velocity of the R tokens of references, if any, then of the target.
+        target: (B, T, C) velocity.
+        mask: (B, R + T), 1 = in the loss, 0 = clean conditioning; 0 on references.
 
     Returns:
         (B,) float32; 0 for a sample whose tokens are all clean.
     """
-    error = (prediction.float() - target.float()).square().mean(dim=-1)  # (B, T)
-    mask = mask.float()
+    tokens = target.shape[1]
+    error = (prediction[:, -tokens:].float() - target.float()).square().mean(dim=-1)  # (B, T)
+    mask = mask[:, -tokens:].float()
     return (error * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 

@@ -1,7 +1,9 @@
 """What the transformer receives and the resulting loss, against the official trainer's numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +12,26 @@ from torch import Tensor
 
 from ltx_trainer_plus.config.optimization import FlowMatchingConfig
 from ltx_trainer_plus.config.strategy import FlexibleConfig
-from ltx_trainer_plus.data.batch import Batch, TextFeatures
+from ltx_trainer_plus.data.batch import Batch, ReferenceClip, TextFeatures
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.modality import Modality, TextContext
 from ltx_trainer_plus.strategies.flexible import Draws, FlexibleStrategy
 from ltx_trainer_plus.strategies.loss import training_loss
 
-MODES = ["t2v_av", "t2v_video_only", "t2a", "a2v", "v2a"]
+MODES = [
+    "t2v_av",
+    "t2v_video_only",
+    "t2a",
+    "i2v",
+    "extend_prefix",
+    "extend_suffix",
+    "outpaint",
+    "inpaint",
+    "a2v",
+    "v2a",
+    "v2v_ic",
+    "av2av_ic",
+]
 TOLERANCE = {"rtol": 0, "atol": 1e-6}  # float32 rounding of numbers of order 1
 
 
@@ -25,8 +40,11 @@ def official(reference: Path) -> dict[str, Tensor]:
     return load_file(reference / "strategies.safetensors")
 
 
-def strategy_of(mode: str, reference: Path, **options: bool) -> FlexibleStrategy:
-    body = json.loads((reference / "strategies.json").read_text())[mode]
+def strategy_of(mode: str, reference: Path, **options: Any) -> FlexibleStrategy:
+    return made_of(json.loads((reference / "strategies.json").read_text())[mode], **options)
+
+
+def made_of(body: dict[str, Any], **options: Any) -> FlexibleStrategy:
     config = FlexibleConfig.model_validate({"name": "flexible", **body})
     return FlexibleStrategy(config.video, config.audio, LatentGeometry(), FlowMatchingConfig(), **options)
 
@@ -39,16 +57,22 @@ def official_batch(official: dict[str, Tensor]) -> Batch:
         video_latent=official["video_latents"],
         fps=torch.tensor([24.0, 24.0]),
         audio_latent=official["audio_latents"],
+        masks={folder: official[folder] for folder in ("video_masks", "audio_masks")},
+        references={
+            "reference_latents": ReferenceClip(official["reference_latents"], torch.tensor([24.0, 24.0])),
+            "reference_audio_latents": ReferenceClip(official["reference_audio_latents"]),
+        },
     )
 
 
 def official_draws(official: dict[str, Tensor], strategy: FlexibleStrategy) -> Draws:
-    given = {}
+    """The official noise and sigmas; conditions as they are drawn here, each with probability 1."""
+    given: dict[str, Any] = {}
     for stream in ("video", "audio"):
         settings = getattr(strategy, stream)
         if settings is not None and settings.is_generated:
             given |= {f"{stream}_sigma": official[f"{stream}_sigma"], f"{stream}_noise": official[f"{stream}_noise"]}
-    return Draws(**given)
+    return replace(strategy.draw(official_batch(official), seed=0), **given)
 
 
 def assert_stream_equals(ours: Modality | None, official: dict[str, Tensor], prefix: str) -> None:
@@ -79,6 +103,29 @@ def test_the_transformer_receives_the_official_inputs(mode: str, official: dict[
             assert mask is None
         if (modality := getattr(inputs, stream)) is not None:
             assert torch.equal(modality.context, official[f"{stream}_context"])
+
+
+def test_a_reference_of_half_the_size_and_half_the_rate_lies_where_the_official_one_does(reference: Path) -> None:
+    official = load_file(reference / "strategy_temporal_reference.safetensors")
+    strategy = made_of({"video": {"conditions": [{"type": "reference", "latents_dir": "reference_latents"}]}})
+    zeros = torch.zeros(2, 5, 4)
+    batch = Batch(
+        names=("a", "b"),
+        positions=(0, 1),
+        text=TextFeatures("context", zeros, zeros),
+        video_latent=official["video_latents"],
+        fps=torch.tensor([24.0, 24.0]),
+        references={"reference_latents": ReferenceClip(official["reference_latents"], torch.tensor([12.0, 12.0]))},
+    )
+    draws = replace(strategy.draw(batch, 0), video_sigma=official["video_sigma"], video_noise=official["video_noise"])
+    inputs = strategy.prepare(batch, draws, TextContext(zeros, zeros))
+    assert inputs.video is not None
+    for name in ("latent", "timesteps", "positions"):
+        torch.testing.assert_close(getattr(inputs.video, name), official[f"video.{name}"], **TOLERANCE)
+    torch.testing.assert_close(inputs.video_target, official["video.targets"], **TOLERANCE)
+    torch.testing.assert_close(inputs.video_loss_mask, official["video.loss_mask"], **TOLERANCE)
+    losses = training_loss(inputs, official["video.prediction"], None)
+    torch.testing.assert_close(losses.total, official["loss"], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -102,7 +102,7 @@ def test_a_run_without_a_stream_does_not_ask_for_its_files(tmp_path: Path) -> No
 def test_shapes_come_from_headers_and_agree_with_the_samples(reference: Path, tmp_path: Path) -> None:
     data = PrecomputedDataset(reference / "official-precomputed", video_dir="latents", audio_dir="audio_latents")
     assert len(data.shapes) == 6
-    assert data.shapes[0] == ((128, 3, 2, 4), (8, 18, 16), "features", (128, 32), (128, 16))
+    assert data.shapes[0] == ((128, 3, 2, 4), (8, 18, 16), "features", (128, 32), (128, 16), (), ())
     assert data.shape_of(3) == data.shapes[3]
     write_ours(tmp_path, "one")
     ours = PrecomputedDataset(tmp_path, video_dir="latents", audio_dir=None)
