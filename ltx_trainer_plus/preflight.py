@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ltx_trainer_plus.config import ConfigError, Problem, TrainerConfig
+from ltx_trainer_plus.config.conditions import MaskCondition, ReferenceCondition
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.data.sample_files import DataError
 from ltx_trainer_plus.data.stream import SampleStream
 from ltx_trainer_plus.flow.positions import LatentGeometry
+from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.models.components import read_vae_factors
 from ltx_trainer_plus.models.lora import lora_target_names
 from ltx_trainer_plus.models.pipeline_folder import check_components
 from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.transformer import LTXTransformer
+from ltx_trainer_plus.strategies.checks import condition_problems, reference_scale
 from ltx_trainer_plus.validation.checks import check_validation
 
 
@@ -28,6 +31,7 @@ class Preflight:
         reachable: names of the transformer's parameters that this run's loss reaches.
         lora_targets: names of the linear layers that get an adapter; empty in full fine-tuning.
         trained, frozen: numbers of parameters.
+        reference_scale: of the video references; 1 where there are none.
     """
 
     geometry: LatentGeometry
@@ -40,6 +44,7 @@ class Preflight:
     lora_targets: tuple[str, ...]
     trained: int
     frozen: int
+    reference_scale: ReferenceScale
 
 
 def check_run(config: TrainerConfig) -> Preflight:
@@ -74,6 +79,7 @@ def check_run(config: TrainerConfig) -> Preflight:
             problems.append(Problem("lora.target_modules", str(error)))
     needs_connectors = any(shape.text_kind == "features" for shape in shapes)
     problems += _data_problems(dataset, transformer.config)
+    problems += condition_problems(config.training_strategy, dataset, geometry)
     if needs_connectors:
         problems += [
             Problem("model.model_path", text)
@@ -95,16 +101,28 @@ def check_run(config: TrainerConfig) -> Preflight:
         lora_targets=tuple(targets),
         trained=trained,
         frozen=frozen,
+        reference_scale=reference_scale(config.training_strategy, dataset),
     )
 
 
 def open_dataset(config: TrainerConfig) -> PrecomputedDataset:
-    """The prepared samples of the streams that this run uses."""
+    """The prepared samples of the streams that this run uses, with their masks and references."""
     video, audio = config.training_strategy.video, config.training_strategy.audio
+    masks: dict[str, None] = {}
+    references: dict[str, Literal["video", "audio"]] = {}
+    streams: tuple[tuple[Literal["video", "audio"], Any], ...] = (("video", video), ("audio", audio))
+    for name, stream in streams:
+        for condition in stream.conditions if stream else ():
+            if isinstance(condition, MaskCondition):
+                masks[condition.mask_dir] = None
+            elif isinstance(condition, ReferenceCondition):
+                references[condition.latents_dir] = name
     return PrecomputedDataset(
         config.data.preprocessed_data_root,
         video_dir=video.latents_dir if video else None,
         audio_dir=audio.latents_dir if audio else None,
+        masks=tuple(masks),
+        references=references,
     )
 
 
@@ -132,6 +150,12 @@ def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> lis
     if sample.audio_latent is not None:
         channels, _, bins = sample.audio_latent.shape
         expect("an audio latent step", channels * bins, model["audio_in_channels"])
+    for folder, clip in sample.references.items():
+        if clip.latent.ndim == 4:
+            expect(f"the reference in {folder}", clip.latent.shape[0], model["in_channels"])
+        else:
+            steps = clip.latent.shape[0] * clip.latent.shape[2]
+            expect(f"an audio latent step of the reference in {folder}", steps, model["audio_in_channels"])
     if sample.text.kind == "context":
         captions = model["caption_channels"] if model["use_prompt_embeddings"] else None
         if sample.video_latent is not None:

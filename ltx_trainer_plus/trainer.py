@@ -2,10 +2,11 @@
 
 import logging
 from contextlib import ExitStack, closing
+from functools import partial
 
 import torch
 
-from ltx_trainer_plus.checkpoints.adapters import load_weights
+from ltx_trainer_plus.checkpoints.adapters import load_weights, read_reference_scale
 from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, restore_state
@@ -89,17 +90,19 @@ class Trainer:
                     is_main=topology.is_main,
                 )
             )
+            strategy = FlexibleStrategy(
+                config.training_strategy.video,
+                config.training_strategy.audio,
+                facts.geometry,
+                config.flow_matching,
+                uses_keyframes=facts.uses_keyframes,
+                shape_group=config.shape_group,
+            )
             step = TrainStep(
                 handle,
                 optimizer,
                 scheduler,
-                FlexibleStrategy(
-                    config.training_strategy.video,
-                    config.training_strategy.audio,
-                    facts.geometry,
-                    config.flow_matching,
-                    uses_keyframes=facts.uses_keyframes,
-                ),
+                strategy,
                 connectors=self._load_connectors(facts),
                 seed=config.seed,
                 samples=config.optimization.batch_size * config.optimization.gradient_accumulation_steps,
@@ -112,6 +115,7 @@ class Trainer:
                 handle,
                 optimizer,
                 scheduler,
+                metadata=facts.reference_scale.as_metadata(),
                 info={
                     "config": config_as_dict(config),
                     "world_size": topology.world_size,
@@ -152,6 +156,7 @@ class Trainer:
                         accumulation=config.optimization.gradient_accumulation_steps,
                         workers=config.data.num_dataloader_workers,
                         pin_memory=topology.device.type == "cuda",
+                        sequence_key=partial(strategy.sequence_key, seed=config.seed),
                     )
                 )
             )
@@ -201,6 +206,14 @@ class Trainer:
         handle = prepare_model(transformer, config, plan, lora_targets=facts.lora_targets, reachable=facts.reachable)
         if found is not None:
             load_weights(handle, found.weights, self._lora)
+            trained_at = read_reference_scale(found.weights)
+            if trained_at != facts.reference_scale and self.topology.is_main:
+                logger.warning(
+                    "%s was trained with video references of %s, this run's are of %s.",
+                    found.weights,
+                    trained_at,
+                    facts.reference_scale,
+                )
         return handle
 
     def _load_connectors(self, facts: Preflight) -> TextConnectors | None:

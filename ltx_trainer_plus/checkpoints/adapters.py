@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ltx_trainer_plus.checkpoints.state import CheckpointError, copied_out, versions
 from ltx_trainer_plus.config.schema import LoraConfig
+from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.lora import load_full, load_lora, official_full_tensors, official_lora_tensors
 from ltx_trainer_plus.models.official import config_to_official
@@ -62,3 +63,16 @@ def load_weights(handle: ModelHandle, path: Path, lora: LoraConfig | None) -> No
             load_lora(handle.meta_module, tensors, rank=lora.rank, alpha=lora.alpha)
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"model.load_checkpoint: {path} cannot be loaded. {error}") from error
+
+
+def read_reference_scale(path: Path) -> ReferenceScale:
+    """How much smaller than their targets the video references were that a weights file was trained with.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its header says something impossible.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return ReferenceScale.from_metadata(file.metadata() or {})
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error

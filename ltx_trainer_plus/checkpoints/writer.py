@@ -20,6 +20,7 @@ class CheckpointWriter:
     """Saves the model and the training state.
 
     Args:
+        metadata: header entries of the weights file beside the usual ones.
         info: what the state holds beside tensors (configuration, W&B run id, ...): plain JSON types.
     """
 
@@ -31,6 +32,7 @@ class CheckpointWriter:
         handle: ModelHandle,
         optimizer: Optimizer,
         scheduler: LRScheduler,
+        metadata: Mapping[str, str],
         info: Mapping[str, Any],
     ) -> None:
         self._config = config
@@ -39,6 +41,7 @@ class CheckpointWriter:
         self._handle = handle
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self._metadata = dict(metadata)
         self._info = dict(info)
 
     def save(self, step: int) -> Path:
@@ -64,4 +67,5 @@ class CheckpointWriter:
         kind = self._config.model.training_mode
         lora = self._config.lora if kind == "lora" else None
         weights = collect_weights(self._handle, lora, self._config.checkpoints.precision)
-        return self._store.save(step, kind, weights, weights_metadata(self._handle, lora, step), state)
+        metadata = {**self._metadata, **weights_metadata(self._handle, lora, step)}
+        return self._store.save(step, kind, weights, metadata, state)

@@ -75,6 +75,27 @@ def _streams(config: TrainerConfig) -> Iterator[Problem]:
             "Give each stream its own folder, such as latents and audio_latents",
             involves=("training_strategy.video.latents_dir",),
         )
+    for name, stream in (("video", strategy.video), ("audio", strategy.audio)):
+        if stream is None or not stream.conditions:
+            continue
+        path = f"training_strategy.{name}"
+        if not stream.is_generated:
+            yield Problem(
+                f"{path}.conditions",
+                f"the stream is given as a whole ({path}.is_generated: false), so it takes no conditions of its own",
+                [condition.type for condition in stream.conditions],
+                f"Set {path}.is_generated: true to generate it, or {path}.conditions: []",
+                involves=(f"{path}.is_generated",),
+            )
+        folders = [getattr(condition, "latents_dir", None) for condition in stream.conditions]
+        for index, folder in enumerate(folders):
+            if folder is not None and folder in folders[:index]:
+                yield Problem(
+                    f"{path}.conditions.{index}.latents_dir",
+                    f"is the folder of {path}.conditions.{folders.index(folder)} too: the same tokens would come twice",
+                    folder,
+                    "Remove one of the two",
+                )
 
 
 def _schedule(config: TrainerConfig) -> Iterator[Problem]:

@@ -1,11 +1,11 @@
 """The entries of `training_strategy.video.conditions` and `.audio.conditions`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from ltx_trainer_plus.config.base import FromList, Section
 
@@ -103,26 +103,50 @@ def _read(value: Any, stream: str) -> TrainingCondition:
     if not isinstance(value, Mapping):
         raise PydanticCustomError("condition", "must be a section, such as {type: prefix, temporal_boundary: 2}")
     kind = value.get("type")
-    if kind is None:
-        raise _error("type", value, f"required, but not given: {stream} takes {', '.join(entries)}")
     if kind not in entries:
-        elsewhere = [other for other in CONDITION_ENTRIES if kind in CONDITION_ENTRIES[other]]
-        close = get_close_matches(str(kind).lower().replace("-", "_"), entries, n=1)
-        hint = f"{kind} is for {elsewhere[0]} only. " if elsewhere else ""
-        guess = f". Did you mean {close[0]}?" if close and not elsewhere else ""
-        raise _error("type", kind, f"{hint}{stream} takes {', '.join(entries)}{guess}")
+        raise _errors(str(kind), _fault("type", kind, _unknown_type(kind, stream)))
     fields = entries[kind].model_fields
-    for key in value:
-        if key not in fields:
-            close = get_close_matches(str(key).lower().replace("-", "_"), fields, n=1)
-            guess = f". Did you mean {close[0]}?" if close else ""
-            raise _error(str(key), value[key], f"unknown key: {kind} takes {', '.join(fields)}{guess}")
-    return entries[kind].model_validate(dict(value))
+    unknown = [key for key in value if key not in fields]
+    if unknown:
+        takes = f"unknown key: {kind} takes {', '.join(fields)}"
+        raise _errors(kind, *(_fault(key, value[key], takes + _guess(key, fields)) for key in unknown))
+    try:
+        return entries[kind].model_validate(dict(value))
+    except ValidationError as error:
+        raise _errors(kind, *map(_again, error.errors(include_url=False))) from None
 
 
-def _error(key: str, given: Any, message: str) -> ValidationError:
+def _unknown_type(kind: Any, stream: str) -> str:
+    takes = f"{stream} takes {', '.join(CONDITION_ENTRIES[stream])}"
+    if kind is None:
+        return f"required: {takes}"
+    others = [other for other in CONDITION_ENTRIES if kind in CONDITION_ENTRIES[other]]
+    return f"{kind} is for {others[0]} only; {takes}" if others else takes + _guess(kind, CONDITION_ENTRIES[stream])
+
+
+def _guess(given: Any, known: Iterable[str]) -> str:
+    close = get_close_matches(str(given).lower().replace("-", "_"), list(known), n=1)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
+def _fault(key: str, given: Any, message: str) -> InitErrorDetails:
     error = PydanticCustomError("condition", "{message}", {"message": message})
-    return ValidationError.from_exception_data("condition", [InitErrorDetails(type=error, loc=(key,), input=given)])
+    return InitErrorDetails(type=error, loc=(key,), input=given)
+
+
+def _again(item: ErrorDetails) -> InitErrorDetails:
+    try:
+        kind: Any = PydanticKnownError(item["type"], item.get("ctx"))  # type: ignore[arg-type]
+    except KeyError:  # one of our own
+        kind = PydanticCustomError(item["type"], "{message}", {"message": item["msg"]})  # type: ignore[arg-type]
+    return InitErrorDetails(type=kind, loc=item["loc"], input=item["input"])
+
+
+def _errors(kind: str, *details: InitErrorDetails) -> ValidationError:
+    """Located as pydantic locates what is wrong inside a discriminated union: under the name of the chosen form."""
+    return ValidationError.from_exception_data(
+        "condition", [{**item, "loc": (kind, *item.get("loc", ()))} for item in details]
+    )
 
 
 def _as_dict(condition: TrainingCondition) -> dict[str, Any]:

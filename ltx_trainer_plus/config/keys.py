@@ -12,8 +12,13 @@ from ltx_trainer_plus.config.strategy import STRATEGIES
 def without_strategy_name(loc: Sequence[str | int]) -> tuple[str | int, ...]:
     """pydantic puts the chosen form of a discriminated union into the location; the file has no such level."""
     if len(loc) > 1 and loc[0] == "training_strategy" and loc[1] in STRATEGIES:
-        return (loc[0], *loc[2:])
-    return tuple(loc)
+        loc = (loc[0], *loc[2:])
+    return tuple(part for index, part in enumerate(loc) if not _names_condition(loc, index))
+
+
+def _names_condition(loc: Sequence[str | int], index: int) -> bool:
+    """Whether the part is the type of a condition: it comes after `conditions` and an index."""
+    return index > 1 and loc[index - 2] == "conditions" and isinstance(loc[index - 1], int)
 
 
 def section_holding(loc: Sequence[str | int], model: type[Section]) -> type[Section]:

@@ -18,7 +18,7 @@ from ltx_trainer_plus.config.interpolation import resolve
 from ltx_trainer_plus.config.keys import without_strategy_name
 from ltx_trainer_plus.config.problems import ConfigError, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
-from ltx_trainer_plus.config.strategy import DEFAULT_STRATEGY
+from ltx_trainer_plus.config.strategy import DEFAULT_STRATEGY, FlexibleConfig
 from ltx_trainer_plus.config.unavailable import take_old_names, unavailable
 from ltx_trainer_plus.config.yaml_text import read_value, read_yaml, write_yaml
 
@@ -66,6 +66,9 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
     if problems:
         raise ConfigError(sorted(problems, key=_place))
     assert config is not None
+    strategy = config.training_strategy
+    if not isinstance(strategy, FlexibleConfig):  # from here on there is one way to say it
+        config = config.model_copy(update={"training_strategy": strategy.as_flexible()})
     return config
 
 

@@ -68,21 +68,6 @@ from tests.unit.config_files import load, problems, write
             'hub.hub_model_id: uploading is not available yet (given: "me/mine"). Set hub.hub_model_id: null.',
         ),
         (
-            "training_strategy: {first_frame_conditioning_p: 0.5}",
-            "training_strategy.first_frame_conditioning_p: conditions are not available yet (given: 0.5). "
-            "Set training_strategy.first_frame_conditioning_p: 0.",
-        ),
-        (
-            "training_strategy: {name: video_to_video}",
-            "training_strategy.name: the reference condition that it needs is not available yet "
-            '(given: "video_to_video"). Set training_strategy.name: text_to_video, or flexible.',
-        ),
-        (
-            "training_strategy: {name: flexible, video: {conditions: [{type: first_frame, probability: 0.5}]}}",
-            'training_strategy.video.conditions: conditions are not available yet (given: ["first_frame"]). '
-            "Set training_strategy.video.conditions: [].",
-        ),
-        (
             "validation: {samples: [{prompt: a}, {prompt: b, conditions: [{type: first_frame}]}]}",
             'validation.samples.1.conditions: conditions are not available yet (given: ["first_frame"]). '
             "Set validation.samples.1.conditions: [].",
@@ -116,7 +101,6 @@ def test_a_feature_that_does_not_exist_yet_is_refused_by_name(tmp_path: Path, te
 def test_naming_such_a_feature_with_its_default_is_fine(tmp_path: Path) -> None:
     text = """
     model: {video_vae_path: null}
-    training_strategy: {first_frame_conditioning_p: 0.0}
     acceleration: {quantization: null, compile: null, load_text_encoder_in_8bit: false}
     hub: {push_to_hub: false, hub_model_id: null}
     validation: {prompts: [], images: null, reference_videos: null, reference_downscale_factor: 1,

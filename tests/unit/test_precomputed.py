@@ -106,7 +106,7 @@ def test_shapes_come_from_headers_and_agree_with_the_samples(reference: Path, tm
     assert data.shape_of(3) == data.shapes[3]
     write_ours(tmp_path, "one")
     ours = PrecomputedDataset(tmp_path, video_dir="latents", audio_dir=None)
-    assert ours.shapes == [(SHAPE, None, "context", (7, 12), (7, 6))]
+    assert ours.shapes == [(SHAPE, None, "context", (7, 12), (7, 6), (), ())]
 
 
 def test_dots_in_names_links_and_left_over_files(tmp_path: Path) -> None:
