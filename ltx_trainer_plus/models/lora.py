@@ -141,11 +141,22 @@ def lora_parameters_from_official(tensors: Mapping[str, Tensor], *, rank: int, a
 def load_lora(transformer: LTXTransformer, tensors: Mapping[str, Tensor], *, rank: int, alpha: float) -> None:
     """Copy an official LoRA file's contents into the adapters that `add_lora` made.
 
+    The official trainer writes adapters of streams that its run did not train; their `lora_B` is still zero. Where
+    this run has no such adapter, nothing is lost by leaving it out.
+
     Raises:
-        ValueError: an adapter that the file lacks, or a tensor of the file without an adapter; both are named.
+        ValueError: an adapter that the file lacks, or a trained one of the file without an adapter; both are named.
     """
     own = {name: p for name, p in transformer.named_parameters() if _split_adapter_name(name)[1]}
-    _copy_strictly("The LoRA file", own, lora_parameters_from_official(tensors, rank=rank, alpha=alpha))
+    given = lora_parameters_from_official(tensors, rank=rank, alpha=alpha)
+    untrained = {
+        layer
+        for name, value in given.items()
+        for layer, kind in (_split_adapter_name(name),)
+        if name not in own and kind == "lora_B" and not value.any()
+    }
+    kept = {name: value for name, value in given.items() if _split_adapter_name(name)[0] not in untrained}
+    _copy_strictly("The LoRA file", own, kept)
 
 
 def official_full_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -121,12 +121,22 @@ def test_dropout_is_handed_on(path: Path) -> None:
 
 def test_loading_into_other_adapters_names_what_is_missing_and_what_is_too_much(path: Path) -> None:
     source = adapted(path, ["transformer_blocks.0.attn1.to_q"])
-    tensors = official_lora_tensors(adapters(source), rank=4, alpha=8)
+    named = {name: torch.ones_like(value) for name, value in adapters(source).items()}
+    tensors = official_lora_tensors(named, rank=4, alpha=8)
     target = adapted(path, ["transformer_blocks.1.attn1.to_q"])
     with pytest.raises(
         ValueError, match=r"2 missing, among them transformer_blocks\.1.*2 unexpected, among them transformer_blocks\.0"
     ):
         load_lora(target, tensors, rank=4, alpha=8)
+
+
+def test_adapters_that_another_trainer_wrote_but_did_not_train_are_left_out(path: Path) -> None:
+    video, audio = "transformer_blocks.0.attn1.to_q", "transformer_blocks.0.audio_attn1.to_q"
+    source = adapted(path, [video, audio], seed=1)
+    named = {n: torch.ones_like(v) if "audio" not in n else v for n, v in adapters(source).items()}
+    target = adapted(path, [video], seed=2)
+    load_lora(target, official_lora_tensors(named, rank=4, alpha=8), rank=4, alpha=8)
+    assert all(torch.equal(parameter, torch.ones_like(parameter)) for parameter in adapters(target).values())
 
 
 def test_another_rank_in_the_file_is_named_with_the_setting(path: Path) -> None:
