@@ -8,6 +8,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
+from ltx_trainer_plus.data.stream import keyed_generator
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors
@@ -24,6 +25,7 @@ class TrainStep:
         connectors: for prepared data that holds text features before the connectors; None where all of it holds
             contexts already.
         seed: with a sample's position in the data stream, the key of its noise and sigmas.
+        has_dropout: the model draws from the device's generator.
         samples: of this rank in a step, over all its micro-batches.
     """
 
@@ -38,6 +40,7 @@ class TrainStep:
         seed: int,
         samples: int,
         max_grad_norm: float,
+        has_dropout: bool = False,
     ) -> None:
         self._handle = handle
         self._optimizer = optimizer
@@ -47,6 +50,7 @@ class TrainStep:
         self._seed = seed
         self._samples = samples
         self._max_grad_norm = max_grad_norm
+        self._has_dropout = has_dropout
         self._parameters = [parameter for _, parameter in handle.trainable_parameters()]
 
     def __call__(self, batches: Iterator[Batch]) -> MetricWindow:
@@ -73,6 +77,9 @@ class TrainStep:
 
     def _accumulate(self, batch: Batch, window: MetricWindow) -> None:
         draws = self._strategy.draw(batch, self._seed)
+        if self._has_dropout:
+            # Keyed like everything random, so that a resumed run drops what it would have dropped.
+            torch.manual_seed(keyed_generator(self._seed, "dropout", batch.positions[0]).initial_seed())
         device = self._handle.device
         batch, draws = batch.to(device, non_blocking=True), draws.to(device, non_blocking=True)
         inputs = self._strategy.prepare(batch, draws, self._context(batch.text))

@@ -2,18 +2,20 @@
 
 import logging
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from ltx_trainer_plus.checkpoints.adapters import load_weights, read_reference_scale
+from ltx_trainer_plus.checkpoints.continuation import check_continuation, config_changes
 from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
-from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, restore_state
+from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, read_state_header, restore_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
 from ltx_trainer_plus.data.loader import training_loader
+from ltx_trainer_plus.data.position import DataPosition, data_set_key
+from ltx_trainer_plus.data.stream import SampleStream
 from ltx_trainer_plus.interrupt import StopRequest, follow_parent_death
 from ltx_trainer_plus.loop import TrainingLoop, TrainingResult
 from ltx_trainer_plus.model_handle import ModelHandle
@@ -32,6 +34,16 @@ from ltx_trainer_plus.validation.cache import encode_validation_prompts
 from ltx_trainer_plus.validation.runner import ValidationRunner
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What the run starts from; of a fresh run nothing but the data position."""
+
+    found: Found | None
+    state: TrainingState | None
+    data: DataPosition
+    wandb_id: str | None
 
 
 class Trainer:
@@ -71,10 +83,10 @@ class Trainer:
         with ExitStack() as stack:
             # Already now: a signal while things load is obeyed after the first step, with a checkpoint.
             stop = stack.enter_context(StopRequest())
-            found, state = self._find_start(stack)
-            start = state.step if state else 0
+            beginning = self._find_start(stack, facts)
+            found, state, data = beginning.found, beginning.state, beginning.data
+            start = data.step
             contexts = encode_validation_prompts(config, topology) if validates(config) else None
-            torch.manual_seed(config.seed + topology.rank)  # only LoRA dropout draws from it
             handle = self._load_model(facts, found)
             optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
             if state is not None:
@@ -86,7 +98,7 @@ class Trainer:
                     config.output_dir,
                     topology.device,
                     start_step=start,
-                    resume_id=state.info.get("wandb_id") if state else None,
+                    resume_id=beginning.wandb_id,
                     is_main=topology.is_main,
                 )
             )
@@ -107,6 +119,7 @@ class Trainer:
                 seed=config.seed,
                 samples=config.optimization.batch_size * config.optimization.gradient_accumulation_steps,
                 max_grad_norm=config.optimization.max_grad_norm,
+                has_dropout=self._lora is not None and self._lora.dropout > 0,
             )
             saver = CheckpointWriter(
                 config,
@@ -116,11 +129,8 @@ class Trainer:
                 optimizer,
                 scheduler,
                 metadata=facts.reference_scale.as_metadata(),
-                info={
-                    "config": config_as_dict(config),
-                    "world_size": topology.world_size,
-                    "wandb_id": tracker.wandb_id,
-                },
+                data=data,
+                info={"config": config_as_dict(config), "wandb_id": tracker.wandb_id},
             )
             validation = None
             if contexts is not None:
@@ -148,8 +158,8 @@ class Trainer:
                 closing(
                     training_loader(
                         facts.dataset,
-                        facts.stream,
-                        start_step=start,
+                        SampleStream(facts.stream.shapes, seed=config.seed, shape_group=data.shape_group),
+                        start_position=data.position,
                         rank=topology.rank,
                         world_size=topology.world_size,
                         batch_size=config.optimization.batch_size,
@@ -172,33 +182,54 @@ class Trainer:
                     tracker.progress.say(f"W&B: {tracker.wandb_location}")
         return result
 
-    def _find_start(self, stack: ExitStack) -> tuple[Found | None, TrainingState | None]:
+    def _find_start(self, stack: ExitStack, facts: Preflight) -> "_Beginning":
         """Take hold of the run folder, and find out where the run starts from. Decided once, by the main process."""
         config = self._config
+        optimization = config.optimization
+        fresh = DataPosition(
+            batch_size=optimization.batch_size,
+            accumulation=optimization.gradient_accumulation_steps,
+            world_size=self.topology.world_size,
+            shape_group=config.shape_group,
+            data_set=data_set_key(facts.dataset.names),
+        )
 
-        def prepare_folder() -> Found | None:
-            found = None
+        def prepare_folder() -> tuple[Found | None, DataPosition, str | None]:
+            found, data, wandb_id = None, fresh, None
+            notes: list[str] = []
             if config.model.load_checkpoint is not None:
                 found = find_checkpoint(
                     config.model.load_checkpoint, config.output_dir, weights_only=config.checkpoints.no_resume
                 )
+                notes += found.notes
             resuming = found is not None and found.continues(config.output_dir)
+            if found is not None and found.state is not None:
+                info = read_state_header(found.state).info
+                changes = config_changes(info["config"], config_as_dict(config))
+                check_continuation(changes, found.weights)
+                notes.append(f"Continuing after step {found.step} of {found.weights}.")
+                if changes:
+                    notes.append("Changed since it was saved:\n" + "\n".join(f"  {change}" for change in changes))
+                data, data_notes = fresh.continued(
+                    found.step, info["data"], may_regroup=config.data.shape_group is None
+                )
+                notes += data_notes
+                # A branch into another folder is another run.
+                wandb_id = info.get("wandb_id") if resuming else None
             folder = RunFolder.open(config.output_dir, resuming=resuming)
             stack.callback(folder.close)
             store = CheckpointStore(folder.checkpoints)
-            notes = [
-                *(found.notes if found else ()),
-                *(f"Removed {name}, left by a killed save" for name in store.clean()),
-            ]
+            notes += [f"Removed {name}, left by a killed save" for name in store.clean()]
             if found is not None and resuming and (aside := store.set_aside_after(found.step)):
                 notes.append(f"Checkpoints after step {found.step} were moved to {aside}")
             save_config(config, folder.config)
             for note in notes:
                 logger.warning(note)
-            return found
+            return found, data, wandb_id
 
-        found = from_main(prepare_folder, self.topology)
-        return found, read_state(found.state) if found is not None and found.state is not None else None
+        found, data, wandb_id = from_main(prepare_folder, self.topology)
+        state = read_state(found.state) if found is not None and found.state is not None else None
+        return _Beginning(found, state, data, wandb_id)
 
     def _load_model(self, facts: Preflight, found: Found | None) -> ModelHandle:
         config, plan = self._config, self.plan

@@ -11,6 +11,7 @@ from ltx_trainer_plus.checkpoints.adapters import collect_weights, weights_metad
 from ltx_trainer_plus.checkpoints.state import collect_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.data.position import DataPosition
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
@@ -21,6 +22,7 @@ class CheckpointWriter:
 
     Args:
         metadata: header entries of the weights file beside the usual ones.
+        data: where in the data stream each step begins.
         info: what the state holds beside tensors (configuration, W&B run id, ...): plain JSON types.
     """
 
@@ -33,6 +35,7 @@ class CheckpointWriter:
         optimizer: Optimizer,
         scheduler: LRScheduler,
         metadata: Mapping[str, str],
+        data: DataPosition,
         info: Mapping[str, Any],
     ) -> None:
         self._config = config
@@ -42,6 +45,7 @@ class CheckpointWriter:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._metadata = dict(metadata)
+        self._data = data
         self._info = dict(info)
 
     def save(self, step: int) -> Path:
@@ -62,7 +66,7 @@ class CheckpointWriter:
                 optimizer=self._optimizer,
                 scheduler=self._scheduler,
                 level=level,
-                info=self._info,
+                info={**self._info, "data": self._data.entries(step)},
             )
         kind = self._config.model.training_mode
         lora = self._config.lora if kind == "lora" else None

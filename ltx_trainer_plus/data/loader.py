@@ -27,7 +27,7 @@ def training_loader(
     dataset: Samples,
     stream: SampleStream,
     *,
-    start_step: int,
+    start_position: int,
     rank: int,
     world_size: int,
     batch_size: int,
@@ -36,7 +36,7 @@ def training_loader(
     pin_memory: bool,
     sequence_key: Callable[[int], Hashable] | None = None,
 ) -> Generator[Batch]:
-    """Endless batches of one rank, from its first micro-batch after `start_step` optimizer steps.
+    """Endless batches of one rank, from the global batch that begins at `start_position` of the stream.
 
     A micro-batch is one `Batch`, or several where its groups differ in shape or in the references that they drew (only
     possible when `stream.shape_group` is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer
@@ -54,11 +54,10 @@ def training_loader(
     """
     order = micro_batches(
         stream,
-        start_step=start_step,
+        start_position=start_position,
         rank=rank,
         world_size=world_size,
         batch_size=batch_size,
-        accumulation=accumulation,
     )
     global_batch = batch_size * world_size * accumulation
     if rank == 0 and len(dataset) < global_batch:

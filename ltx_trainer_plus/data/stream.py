@@ -64,15 +64,15 @@ class SampleStream:
 
 
 def micro_batches(
-    stream: SampleStream, *, start_step: int, rank: int, world_size: int, batch_size: int, accumulation: int
+    stream: SampleStream, *, start_position: int, rank: int, world_size: int, batch_size: int
 ) -> Iterator[list[tuple[int, int]]]:
     """What one rank trains on: for each micro-batch, (index in the data set, position in the stream) of its samples.
 
-    Global batch k is the k-th slice of the stream; its first micro-batch goes to the first micro-step of rank 0, the
-    next to that of rank 1, and so on. Endless; `accumulation` micro-batches make one optimizer step.
+    The stream is cut into global batches; the first micro-batch of one goes to the first micro-step of rank 0, the
+    next to that of rank 1, and so on. Endless.
 
     Args:
-        start_step: optimizer steps that are done already.
+        start_position: where in the stream the first global batch begins.
 
     Raises:
         ValueError: micro-batches and groups of one shape do not align.
@@ -82,14 +82,13 @@ def micro_batches(
             f"data.shape_group: groups of {stream.shape_group} samples and micro-batches of {batch_size} do not align. "
             f"Set data.shape_group to a divisor of optimization.batch_size ({batch_size}), or leave it out."
         )
-    return _micro_batches(stream, start_step, rank, world_size, batch_size, accumulation)
+    return _micro_batches(stream, start_position, rank, world_size, batch_size)
 
 
 def _micro_batches(
-    stream: SampleStream, start_step: int, rank: int, world_size: int, batch_size: int, accumulation: int
+    stream: SampleStream, start_position: int, rank: int, world_size: int, batch_size: int
 ) -> Iterator[list[tuple[int, int]]]:
-    micro_step = start_step * accumulation
+    first = start_position + rank * batch_size
     while True:
-        first = (micro_step * world_size + rank) * batch_size
         yield [(stream.item(position), position) for position in range(first, first + batch_size)]
-        micro_step += 1
+        first += world_size * batch_size

@@ -47,7 +47,7 @@ def test_two_processes_compute_what_one_does_and_continue_after_a_resume(setting
 
     output = tmp_path / "ddp"
     state = output / "checkpoints/training_state_step_00006.safetensors"
-    assert read_state_header(state).info["world_size"] == 2, finished.output
+    assert read_state_header(state).info["data"]["world_size"] == 2, finished.output
     assert losses(output) == pytest.approx(losses(tmp_path / "single"), rel=2e-6)
     assert [m["learning_rate"] for m in metrics(output)] == [m["learning_rate"] for m in metrics(tmp_path / "single")]
     assert [m["grad_norm"] for m in metrics(output)] == pytest.approx(

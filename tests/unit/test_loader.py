@@ -47,7 +47,7 @@ def write_data(root: Path, kinds: list[str]) -> PrecomputedDataset:
 
 def loader_of(dataset: PrecomputedDataset, shape_group: int, **options: Any) -> Generator[Batch]:
     stream = SampleStream(dataset.shapes, seed=5, shape_group=shape_group)
-    defaults = {"start_step": 0, "rank": 0, "world_size": 1, "batch_size": 2, "accumulation": 1, "workers": 0}
+    defaults = {"start_position": 0, "rank": 0, "world_size": 1, "batch_size": 2, "accumulation": 1, "workers": 0}
     return training_loader(dataset, stream, pin_memory=False, **(defaults | options))
 
 
@@ -123,7 +123,7 @@ def test_workers_give_the_same_batches_and_leave_the_global_generator_alone(tmp_
 def test_a_resumed_loader_continues_the_first_one(tmp_path: Path) -> None:
     dataset = write_data(tmp_path, ["wide"] * 5 + ["tall"] * 3)
     whole = [batch.positions for batch in islice(loader_of(dataset, 2, accumulation=2), 20)]
-    resumed = [batch.positions for batch in islice(loader_of(dataset, 2, accumulation=2, start_step=4), 12)]
+    resumed = [batch.positions for batch in islice(loader_of(dataset, 2, accumulation=2, start_position=4 * 4), 12)]
     assert resumed == whole[8:]
 
 
@@ -183,7 +183,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: received.append(number))
 dataset = PrecomputedDataset(sys.argv[1], video_dir="latents", audio_dir="audio_latents")
 stream = SampleStream(dataset.shapes, seed=0, shape_group=1)
-batches = training_loader(dataset, stream, start_step=0, rank=0, world_size=1, batch_size=1, accumulation=1,
+batches = training_loader(dataset, stream, start_position=0, rank=0, world_size=1, batch_size=1, accumulation=1,
                           workers=2, pin_memory=False)
 next(batches)
 print("ready", flush=True)

@@ -6,6 +6,7 @@ from itertools import islice, pairwise
 import pytest
 import torch
 
+from ltx_trainer_plus.data.position import DataPosition
 from ltx_trainer_plus.data.stream import SampleStream, keyed_generator, micro_batches
 
 LAYOUTS = [(1, 4, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2)]  # ranks, batch size, accumulation
@@ -18,11 +19,10 @@ def steps(stream: SampleStream, layout: tuple[int, int, int], *, start: int, cou
     for rank in range(world_size):
         own = micro_batches(
             stream,
-            start_step=start,
+            start_position=start * world_size * batch_size * accumulation,
             rank=rank,
             world_size=world_size,
             batch_size=batch_size,
-            accumulation=accumulation,
         )
         for i, micro_batch in enumerate(islice(own, count * accumulation)):
             assert len(micro_batch) == batch_size
@@ -54,11 +54,10 @@ def test_stopping_within_an_epoch_leaves_the_rest_of_its_order() -> None:
     order = [stream.item(position) for position in range(24)]
     resumed = micro_batches(
         SampleStream(["x"] * 8, seed=0, shape_group=1),
-        start_step=8 + 3,
+        start_position=8 + 3,
         rank=0,
         world_size=1,
         batch_size=1,
-        accumulation=1,
     )
     assert [batch[0][0] for batch in islice(resumed, 13)] == order[11:]
     assert sorted(order[8:16]) == list(range(8))
@@ -68,7 +67,8 @@ def test_steps_micro_steps_and_epochs_do_not_mix() -> None:
     """100 batches an epoch, accumulation 4, stopped at step 500: 2,000 micro-batches are 20 epochs."""
     stream = SampleStream(["x"] * 200, seed=0, shape_group=2)
     assert stream.epoch_length == 200
-    micro_batch = next(micro_batches(stream, start_step=500, rank=0, world_size=1, batch_size=2, accumulation=4))
+    data = DataPosition(batch_size=2, accumulation=4, world_size=1, shape_group=2, data_set="")
+    micro_batch = next(micro_batches(stream, start_position=data.at(500), rank=0, world_size=1, batch_size=2))
     assert [position for _, position in micro_batch] == [4000, 4001]
     assert divmod(micro_batch[0][1], stream.epoch_length) == (20, 0)
 
@@ -121,7 +121,7 @@ def test_one_clip_comes_round_again_and_again() -> None:
 def test_groups_that_do_not_align_with_micro_batches_are_refused() -> None:
     stream = SampleStream(["x"] * 8, seed=0, shape_group=3)
     with pytest.raises(ValueError, match=r"data\.shape_group: groups of 3 samples and micro-batches of 4"):
-        micro_batches(stream, start_step=0, rank=0, world_size=1, batch_size=4, accumulation=1)
+        micro_batches(stream, start_position=0, rank=0, world_size=1, batch_size=4)
 
 
 def test_an_empty_data_set_is_refused() -> None:

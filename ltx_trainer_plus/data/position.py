@@ -1,0 +1,108 @@
+"""Where in the data stream each step of a run begins, across resumes and layouts."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """How a run takes samples from the stream.
+
+    Attributes:
+        batch_size: samples in a micro-batch of one process.
+        accumulation: micro-batches in an optimizer step.
+        world_size: number of processes.
+        shape_group: samples of one shape that stay together in the stream's order.
+        data_set: what tells one data set from another (`data_set_key`).
+        step, position: optimizer steps done when the run (or its last resume) began, and where in the stream that was.
+    """
+
+    batch_size: int
+    accumulation: int
+    world_size: int
+    shape_group: int
+    data_set: str
+    step: int = 0
+    position: int = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in an optimizer step."""
+        return self.batch_size * self.accumulation * self.world_size
+
+    def at(self, step: int) -> int:
+        """Position of the first sample after `step` optimizer steps."""
+        return self.position + (step - self.step) * self.global_batch
+
+    def entries(self, step: int) -> dict[str, Any]:
+        """What a training state of `step` keeps of it: plain types, for `continued`."""
+        return {
+            "position": self.at(step),
+            "batch_size": self.batch_size,
+            "accumulation": self.accumulation,
+            "world_size": self.world_size,
+            "shape_group": self.shape_group,
+            "data_set": self.data_set,
+        }
+
+    def continued(self, step: int, saved: Mapping[str, Any], *, may_regroup: bool) -> tuple["DataPosition", list[str]]:
+        """The same way of taking samples, from where a saved run stopped.
+
+        Args:
+            step: optimizer steps that the saved run has done.
+            saved: its `entries`.
+            may_regroup: the configuration leaves `shape_group` open, so that the saved one may be kept.
+
+        Returns:
+            The position, and what of the loss curve will not be as it would have been: a line each.
+        """
+        earlier = DataPosition(**{key: value for key, value in saved.items() if key != "position"})
+        result = replace(self, step=step, position=int(saved["position"]))
+        if may_regroup and _aligned(self.batch_size, earlier.shape_group):
+            result = replace(result, shape_group=earlier.shape_group)
+        notes = []
+        if result.data_set != earlier.data_set:
+            notes.append("The data set has changed: the order of samples from here on is another one.")
+        elif result.shape_group != earlier.shape_group:
+            notes.append(
+                f"data.shape_group was {earlier.shape_group} and is {result.shape_group}: the order of samples from "
+                f"here on is another one. data.shape_group={earlier.shape_group} would keep it."
+            )
+        if result.global_batch != earlier.global_batch:
+            notes.append(
+                f"The global batch was {earlier._described()} and is {result._described()}: the loss curve will not "
+                f"continue as it was. {_restoring(result, earlier.global_batch)}"
+            )
+        return result, notes
+
+    def _described(self) -> str:
+        return (
+            f"{self.global_batch} ({self.batch_size} per process x {self.accumulation} micro-batches x "
+            f"{self.world_size} processes)"
+        )
+
+
+def data_set_key(names: Iterable[str]) -> str:
+    """A short text that is the same for data sets of the same samples."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def _aligned(batch_size: int, group: int) -> bool:
+    return batch_size % group == 0 or group % batch_size == 0
+
+
+def _restoring(now: DataPosition, wanted: int) -> str:
+    """What would make the global batch `wanted` again."""
+    accumulation, rest = divmod(wanted, now.batch_size * now.world_size)
+    if not rest:
+        return f"optimization.gradient_accumulation_steps={accumulation} would restore it."
+    per_process, rest = divmod(wanted, now.world_size)
+    if rest:
+        return f"No accumulation restores it on {now.world_size} processes: use a number that divides {wanted}."
+    batch_size = max(size for size in range(1, min(now.batch_size, per_process) + 1) if per_process % size == 0)
+    return (
+        f"optimization.batch_size={batch_size} with optimization.gradient_accumulation_steps="
+        f"{per_process // batch_size} would restore it."
+    )

@@ -1,0 +1,223 @@
+"""A run that is stopped and resumed computes what it would have computed, and says what has changed."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState, read_state
+from tests.runs import joint_run, losses, metrics, train, write_prepared_data
+
+Settings = dict[str, Any]
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "linear": {},
+    "cosine": {},
+    "cosine_with_restarts": {"T_0": 2, "eta_min": 1e-6},
+    "polynomial": {"power": 2.0},
+    "step": {"step_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared_data(tmp_path_factory.mktemp("data"), samples=5)
+
+
+@pytest.fixture
+def settings(tiny_pipeline: Path, data: Path, tmp_path: Path) -> Settings:
+    settings = joint_run(tiny_pipeline, data, tmp_path / "run")
+    return {**settings, "checkpoints": {"interval": 3, "keep_last_n": -1}}
+
+
+def checkpoint(settings: Settings, step: int) -> Path:
+    return Path(settings["output_dir"]) / "checkpoints" / f"lora_weights_step_{step:05d}.safetensors"
+
+
+def final_state(folder: Path, step: int) -> TrainingState:
+    return read_state(folder / f"training_state_step_{step:05d}.safetensors")
+
+
+def assert_same_state(one: TrainingState, other: TrainingState) -> None:
+    assert one.step == other.step
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+    assert one.info["scheduler"] == other.info["scheduler"]
+    assert one.info["data"] == other.info["data"]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_half_and_half_is_the_whole_bit_for_bit_with_every_scheduler(settings: Settings, scheduler: str) -> None:
+    """Accumulation 2, a stop in the middle of an epoch (5 samples, 4 a step), dropout."""
+    settings["lora"] = {**settings["lora"], "dropout": 0.3}
+    settings["optimization"] = {
+        **settings["optimization"],
+        "steps": 6,
+        "gradient_accumulation_steps": 2,
+        "scheduler_type": scheduler,
+        "scheduler_params": SCHEDULERS[scheduler],
+    }
+    train(settings)
+    folder = Path(settings["output_dir"])
+    whole = metrics(folder)
+    expected = final_state(folder / "checkpoints", 6)
+
+    train(settings, f"model.load_checkpoint={checkpoint(settings, 3)}")
+    assert len(list((folder / "checkpoints" / "set_aside_001").iterdir())) == 3
+    for key in ("step", "loss", "loss/video", "grad_norm", "learning_rate"):
+        assert [line[key] for line in metrics(folder)] == [line[key] for line in whole]
+    assert_same_state(final_state(folder / "checkpoints", 6), expected)
+
+
+def test_full_fine_tuning_resumes_bit_for_bit(settings: Settings) -> None:
+    settings["model"] = {**settings["model"], "training_mode": "full"}
+    train(settings)
+    folder = Path(settings["output_dir"]) / "checkpoints"
+    expected = final_state(folder, 4)
+    train(settings, f"model.load_checkpoint={folder / 'model_weights_step_00003.safetensors'}")
+    assert_same_state(final_state(folder, 4), expected)
+
+
+def test_another_batch_size_of_the_same_global_batch_continues_the_curve(settings: Settings) -> None:
+    """2 x 2 to 4 x 1 to 1 x 4; the group of 2 that the first part used stays."""
+    settings["optimization"] = {**settings["optimization"], "steps": 6, "gradient_accumulation_steps": 2}
+    train(settings)
+    expected = losses(Path(settings["output_dir"]))
+    for batch, accumulation in ((4, 1), (1, 4)):
+        train(
+            settings,
+            f"model.load_checkpoint={checkpoint(settings, 3)}",
+            f"optimization.batch_size={batch}",
+            f"optimization.gradient_accumulation_steps={accumulation}",
+        )
+        assert losses(Path(settings["output_dir"])) == pytest.approx(expected, rel=2e-6)
+
+
+def test_a_changed_global_batch_is_announced_with_what_would_restore_it_and_no_sample_is_left_out(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings["optimization"] = {**settings["optimization"], "gradient_accumulation_steps": 2}
+    train(settings)
+    folder = Path(settings["output_dir"]) / "checkpoints"
+    assert final_state(folder, 3).info["data"]["position"] == 12
+    with caplog.at_level(logging.WARNING):
+        train(
+            settings,
+            f"model.load_checkpoint={checkpoint(settings, 3)}",
+            "optimization.batch_size=1",
+            "optimization.steps=6",
+            "checkpoints.interval=1",
+        )
+    assert "The global batch was 4 (2 per process x 2 micro-batches x 1 processes) and is 2" in caplog.text
+    assert "optimization.gradient_accumulation_steps=4 would restore it" in caplog.text
+    # 12 samples before, then 2 a step.
+    assert [final_state(folder, step).info["data"]["position"] for step in (4, 5, 6)] == [14, 16, 18]
+
+
+def test_what_may_change_is_shown_and_goes_on(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    train(settings)
+    with caplog.at_level(logging.WARNING):
+        train(
+            settings,
+            "model.load_checkpoint=latest",
+            "optimization.steps=6",
+            "optimization.learning_rate=5e-4",
+            "optimization.scheduler_type=constant",
+        )
+    assert "optimization.steps: 4 -> 6" in caplog.text
+    assert "optimization.learning_rate: 0.001 -> 0.0005" in caplog.text
+    assert "output_dir" not in caplog.text
+    lines = metrics(Path(settings["output_dir"]))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["learning_rate"] == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("override", "shown", "remedy"),
+    [
+        ("lora.rank=8", "lora.rank: 4 -> 8", "set back: lora.rank=4"),
+        ("lora.target_modules=[to_q]", "lora.target_modules: ", "set back: lora.target_modules=[to_k,to_q,to_v,"),
+        ("model.training_mode=full", "model.training_mode: lora -> full", "set back: model.training_mode=lora"),
+        ("lora.alpha=8", "lora.alpha: 4 -> 8", "checkpoints.no_resume=true"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_with_the_remedy(
+    settings: Settings, override: str, shown: str, remedy: str
+) -> None:
+    train(settings)
+    before = sorted(Path(settings["output_dir"]).rglob("*"))
+    with pytest.raises(CheckpointError) as error:
+        train(settings, "model.load_checkpoint=latest", override)
+    assert shown in str(error.value)
+    assert remedy in str(error.value)
+    assert "another output_dir" in str(error.value)
+    assert sorted(Path(settings["output_dir"]).rglob("*")) == before
+
+
+def test_the_remedy_for_another_optimizer_setting_works(settings: Settings, tmp_path: Path) -> None:
+    train(settings)
+    fresh = (f"model.load_checkpoint={checkpoint(settings, 4)}", "checkpoints.no_resume=true", "lora.alpha=8")
+    train(settings, *fresh, f"output_dir={tmp_path / 'fresh'}")
+    assert [line["step"] for line in metrics(tmp_path / "fresh")] == [1, 2, 3, 4]
+
+
+def test_another_data_set_or_group_is_announced(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    train(settings)
+    with caplog.at_level(logging.WARNING):
+        train(settings, "model.load_checkpoint=latest", "optimization.steps=5", "data.shape_group=1")
+    assert "data.shape_group=2 would keep it" in caplog.text
+    other = write_prepared_data(Path(settings["output_dir"]).with_name("other"), samples=3)
+    with caplog.at_level(logging.WARNING):
+        train(settings, "model.load_checkpoint=latest", "optimization.steps=6", f"data.preprocessed_data_root={other}")
+    assert "The data set has changed" in caplog.text
+
+
+def test_keeping_one_checkpoint_keeps_the_newest_across_resumes(settings: Settings) -> None:
+    settings["checkpoints"] = {"interval": 1, "keep_last_n": 1}
+    train(settings)
+    train(settings, "model.load_checkpoint=latest", "optimization.steps=6")
+    folder = Path(settings["output_dir"]) / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint_step_00006.json",
+        "lora_weights_step_00006.safetensors",
+        "training_state_step_00006.safetensors",
+    ]
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-50] ^= 1
+    path.write_bytes(content)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _replace_by_a_foreign_file(path: Path) -> None:
+    torch.save({"state": torch.ones(3)}, path)
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, _empty, _replace_by_a_foreign_file])
+@pytest.mark.parametrize("file", ["lora_weights", pytest.param("training_state", marks=pytest.mark.slow)])
+def test_latest_passes_over_a_damaged_checkpoint_by_name_and_continues_exactly(
+    settings: Settings, damage: Callable[[Path], None], file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(settings)
+    folder = Path(settings["output_dir"])
+    expected = losses(folder)
+    damage(folder / "checkpoints" / f"{file}_step_00004.safetensors")
+    with caplog.at_level(logging.WARNING):
+        train(settings, "model.load_checkpoint=latest")
+    assert f"Passed over: {file}_step_00004.safetensors" in caplog.text
+    assert losses(folder) == expected
+    assert json.loads((folder / "checkpoints" / "checkpoint_step_00004.json").read_text())["step"] == 4
