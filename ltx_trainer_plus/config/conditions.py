@@ -103,7 +103,7 @@ def _read(value: Any, stream: str) -> TrainingCondition:
     if not isinstance(value, Mapping):
         raise PydanticCustomError("condition", "must be a section, such as {type: prefix, temporal_boundary: 2}")
     kind = value.get("type")
-    if kind not in entries:
+    if not isinstance(kind, str) or kind not in entries:
         raise _errors(str(kind), _fault("type", kind, _unknown_type(kind, stream)))
     fields = entries[kind].model_fields
     unknown = [key for key in value if key not in fields]
@@ -119,8 +119,8 @@ def _read(value: Any, stream: str) -> TrainingCondition:
 def _unknown_type(kind: Any, stream: str) -> str:
     takes = f"{stream} takes {', '.join(CONDITION_ENTRIES[stream])}"
     if kind is None:
-        return f"required: {takes}"
-    others = [other for other in CONDITION_ENTRIES if kind in CONDITION_ENTRIES[other]]
+        return f"required, but not given: {takes}"
+    others = [other for other, entries in CONDITION_ENTRIES.items() if kind in list(entries)]
     return f"{kind} is for {others[0]} only; {takes}" if others else takes + _guess(kind, CONDITION_ENTRIES[stream])
 
 
@@ -135,11 +135,13 @@ def _fault(key: str, given: Any, message: str) -> InitErrorDetails:
 
 
 def _again(item: ErrorDetails) -> InitErrorDetails:
+    """The same finding, to be raised once more; what pydantic does not know itself needs its message along."""
+    kind: str | PydanticCustomError = item["type"]
     try:
-        kind: Any = PydanticKnownError(item["type"], item.get("ctx"))  # type: ignore[arg-type]
-    except KeyError:  # one of our own
-        kind = PydanticCustomError(item["type"], "{message}", {"message": item["msg"]})  # type: ignore[arg-type]
-    return InitErrorDetails(type=kind, loc=item["loc"], input=item["input"])
+        PydanticKnownError(item["type"], item.get("ctx"))  # type: ignore[arg-type]
+    except KeyError:
+        kind = PydanticCustomError("condition", "{message}", {"message": item["msg"]})
+    return InitErrorDetails(type=kind, loc=item["loc"], input=item["input"], ctx=item.get("ctx", {}))
 
 
 def _errors(kind: str, *details: InitErrorDetails) -> ValidationError:
