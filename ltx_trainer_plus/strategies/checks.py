@@ -7,7 +7,7 @@ from ltx_trainer_plus.config.strategy import StrategyConfig, StreamConfig
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset, SampleShape
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.references import ReferenceScale
-from ltx_trainer_plus.strategies.conditions import CONDITIONS, Condition, Reference, Stream
+from ltx_trainer_plus.strategies.conditions import CONDITIONS, Condition, Fault, Reference, Stream
 
 _NAMED = 3  # samples that an error lists
 
@@ -20,10 +20,12 @@ def condition_problems(
     problems: list[Problem] = []
     for stream, index, condition in _conditions(strategy):
         path = f"training_strategy.{stream}.conditions.{index}"
+        faults: dict[Fault, list[str]] = {}
         for shape, names in shapes.items():
             fault = condition.fault(stream, _size(stream, shape), shape, geometry)
-            if fault is None:
-                continue
+            if fault is not None:
+                faults.setdefault(fault, []).extend(names)
+        for fault, names in faults.items():
             given = getattr(condition.settings, fault.field)
             given = list(given) if isinstance(given, tuple) else given
             problems.append(Problem(f"{path}.{fault.field}", f"{_listed(names)}: {fault.text}", given))
