@@ -1,6 +1,7 @@
 """Whether the conditions of a run can work with its prepared samples, found from their sizes."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ltx_trainer_plus.config.problems import Problem
 from ltx_trainer_plus.config.strategy import StrategyConfig, StreamConfig
@@ -33,34 +34,44 @@ def condition_problems(
 
 
 def reference_scale(strategy: StrategyConfig, dataset: PrecomputedDataset) -> ReferenceScale:
-    """The scale of the video references, read off one sample; the checks made sure that all have the same."""
-    scales = _scales(strategy, dataset.shapes[0])
-    return scales[0][1] if scales else ReferenceScale()
+    """The scale of the video references; the checks made sure that all have the same."""
+    scales = [found.scale for shape in dict.fromkeys(dataset.shapes) for found in _scales(strategy, shape)]
+    # A reference of a single frame tells nothing about time, and counts as 1.
+    return ReferenceScale(scales[0].spatial, max(scale.temporal for scale in scales)) if scales else ReferenceScale()
 
 
 def _different_scales(strategy: StrategyConfig, shapes: dict[SampleShape, list[str]]) -> list[Problem]:
     """The weights file names one scale, by which references are prepared when the model is used."""
-    first: tuple[str, str, ReferenceScale] | None = None
+    first: dict[str, tuple[str, int]] = {}
     for shape, names in shapes.items():
-        for path, scale in _scales(strategy, shape):
-            if first is None:
-                first = (path, names[0], scale)
-            elif scale != first[2]:
-                message = (
-                    f"the references of one run must be equally smaller than their targets: {names[0]} has a spatial "
-                    f"factor of {scale.spatial} and a temporal one of {scale.temporal}, {first[1]} "
-                    f"({first[0].rpartition('.')[0]}) has {first[2].spatial} and {first[2].temporal}"
-                )
-                return [Problem(path, message, remedy="Prepare them all at the same fraction of the target's size")]
+        for path, scale, is_still in _scales(strategy, shape):
+            factors = {"spatial": scale.spatial} | ({} if is_still else {"temporal": scale.temporal})
+            for kind, factor in factors.items():
+                other, expected = first.setdefault(kind, (names[0], factor))
+                if factor != expected:
+                    message = (
+                        "the references of one run must be equally smaller than their targets: the "
+                        f"{kind} factor is {expected} in sample {other} and {factor} in sample {names[0]}"
+                    )
+                    return [Problem(path, message, remedy="Prepare them all at the same fraction of the target's size")]
     return []
 
 
-def _scales(strategy: StrategyConfig, shape: SampleShape) -> list[tuple[str, ReferenceScale]]:
-    return [
-        (f"training_strategy.video.conditions.{index}.latents_dir", condition.scale(_size(stream, shape), shape))
-        for stream, index, condition in _conditions(strategy)
-        if stream == "video" and isinstance(condition, Reference)
-    ]
+class _Scale(NamedTuple):
+    path: str
+    scale: ReferenceScale
+    is_still: bool
+
+
+def _scales(strategy: StrategyConfig, shape: SampleShape) -> list[_Scale]:
+    found = []
+    for stream, index, condition in _conditions(strategy):
+        if stream == "video" and isinstance(condition, Reference):
+            folder = condition.settings.latents_dir
+            path = f"training_strategy.video.conditions.{index}.latents_dir"
+            is_still = dict(shape.references)[folder][1] == 1
+            found.append(_Scale(path, condition.scale(_size(stream, shape), shape), is_still))
+    return found
 
 
 def _conditions(strategy: StrategyConfig) -> Iterator[tuple[Stream, int, Condition | Reference]]:

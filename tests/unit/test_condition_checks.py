@@ -170,9 +170,22 @@ def test_a_reference_that_is_not_smaller_by_a_whole_number(data: Path, size: tup
 
 def test_references_of_two_scales_in_one_run(data: Path) -> None:
     change(data, "reference_latents/clips/clip_01.pt", latents=torch.zeros(128, 3, 2, 4))
+    assert refused(data, [REFERENCE]) == [
+        f"{FIRST}.latents_dir: the references of one run must be equally smaller than their targets: the spatial "
+        "factor is 2 in sample clips/clip_00 and 1 in sample clips/clip_01. Prepare them all at the same fraction of "
+        "the target's size."
+    ]
+    change(data, "reference_latents/clips/clip_01.pt", latents=torch.zeros(128, 2, 1, 2))
     (line,) = refused(data, [REFERENCE])
-    assert line.startswith(f"{FIRST}.latents_dir: the references of one run must be equally smaller than their targets")
-    assert "clips/clip_01 has a spatial factor of 1 and a temporal one of 1, clips/clip_00" in line
+    assert "the temporal factor is 1 in sample clips/clip_00 and 2 in sample clips/clip_01" in line
+
+
+def test_a_still_picture_goes_with_references_of_any_rate(data: Path) -> None:
+    for index in range(6):
+        frames = 1 if index == 0 else 2
+        change(data, f"reference_latents/clips/clip_0{index}.pt", latents=torch.zeros(128, frames, 1, 2))
+    assert refused(data, [REFERENCE]) == []
+    assert reference_scale(strategy([REFERENCE]), opened(data)) == ReferenceScale(spatial=2, temporal=2)
 
 
 def test_a_missing_folder_of_a_condition_is_named_with_those_that_there_are(data: Path) -> None:
