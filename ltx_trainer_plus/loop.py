@@ -96,8 +96,8 @@ class TrainingLoop:
             step += 1
             interrupted = self._train(step, batches)
             if step < steps and not interrupted:
-                self._between(step)
-        self._report()
+                interrupted = self._between(step)
+        self._report(is_last=True)
         weights = self._save(step)
         if not interrupted and step > start:
             self._validate(step)
@@ -116,20 +116,27 @@ class TrainingLoop:
         # Alone there is nobody to agree with.
         return stop or (self._stop.received and self._topology.world_size == 1)
 
-    def _between(self, step: int) -> None:
+    def _between(self, step: int) -> bool:
+        """What is due after a step; returns whether the run has to stop instead of validating."""
         saves = _is_due(step, self._config.checkpoints.interval)
         validates = self._validation is not None and _is_due(step, self._config.validation.interval)
         if not (saves or validates):
-            return
-        self._report()
+            return False
+        # A launcher that has asked to stop soon kills: the samples would cost the checkpoint.
+        if self._report():
+            return True
         if saves:
             self._save(step)
         if validates:
             self._validate(step)
         self._tracker.restart_clock()
+        return False
 
-    def _report(self) -> bool:
-        """Hand on the metrics of the last finished step; returns whether some rank was asked to stop in it."""
+    def _report(self, *, is_last: bool = False) -> bool:
+        """Hand on the metrics of the last finished step; returns whether some rank was asked to stop in it.
+
+        `is_last`: log it whatever `tracking.log_every` says.
+        """
         if self._unreported is None:
             return False
         unreported, self._unreported = self._unreported, None
@@ -138,7 +145,8 @@ class TrainingLoop:
             unreported.step,
             metrics,
             unreported.learning_rate,
-            is_last=unreported.step == self._config.optimization.steps,
+            finished_at=unreported.metrics.finished_at,
+            is_last=is_last,
         )
         return metrics.stop_requested
 

@@ -12,6 +12,7 @@ for step in ...:
 """
 
 import math
+import time
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -93,10 +94,16 @@ class MetricWindow:
 
 
 class PendingMetrics:
-    """A step's sums on their way to the host."""
+    """A step's sums on their way to the host.
+
+    Attributes:
+        finished_at: `time.perf_counter()` when the step was done; on an accelerator it is known after `read`.
+    """
 
     def __init__(self, sums: Tensor, *, work: Any = None, arrived: Any = None) -> None:
         self._sums, self._work, self._arrived = sums, work, arrived
+        # Without an event the step has been computed by now, a whole step before it is read.
+        self.finished_at = time.perf_counter()
 
     def read(self) -> "StepMetrics":
         """The sums over all ranks. Waits only if they have not arrived yet."""
@@ -104,6 +111,7 @@ class PendingMetrics:
             self._work.wait()
         if self._arrived is not None:
             self._arrived.synchronize()
+            self.finished_at = time.perf_counter()
         return StepMetrics(tuple(self._sums.tolist()))
 
 

@@ -67,15 +67,15 @@ class Tracker:
         """Leave what happened since the last step (validation, saving) out of the next step's time."""
         self._since = time.perf_counter()
 
-    def step(self, step: int, metrics: StepMetrics, learning_rate: float, *, is_last: bool) -> None:
+    def step(self, step: int, metrics: StepMetrics, learning_rate: float, *, finished_at: float, is_last: bool) -> None:
         """Report one training step.
 
         Args:
             learning_rate: what this step used.
+            finished_at: when it was done (`PendingMetrics.finished_at`).
             is_last: log it whatever `tracking.log_every` says.
         """
-        now = time.perf_counter()
-        step_time, self._since = now - self._since, now
+        step_time, self._since = finished_at - self._since, finished_at
         if self._jsonl is None:
             return
         line = self._log.record(
