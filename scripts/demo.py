@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +33,10 @@ def main() -> int:
 
 
 def run(command: list[str]) -> None:
-    print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
     # Offline also where somebody is logged in: a demo should not turn up on a project page.
-    finished = subprocess.run(command, cwd=ROOT, env={**os.environ, "WANDB_MODE": "offline"})
+    command = ["env", "WANDB_MODE=offline", *command]
+    print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
+    finished = subprocess.run(command, cwd=ROOT)
     if finished.returncode:
         sys.exit(finished.returncode)
 
