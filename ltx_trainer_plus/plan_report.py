@@ -57,9 +57,10 @@ def _validation(config: TrainerConfig) -> str:
         return "never"
     validation = config.validation
     assert validation.interval is not None
-    samples, forwards = len(validation.samples), forwards_per_sample(validation)
+    forwards = forwards_per_sample(validation)
+    each = " and ".join(map(str, sorted(set(forwards))))
     first = "" if validation.skip_initial_validation else "before the first step, "
     return (
-        f"{first}every {validation.interval} steps and at the end; each time {samples} samples x {forwards} forwards "
-        f"= {samples * forwards}"
+        f"{first}every {validation.interval} steps and at the end; each time {len(forwards)} samples x {each} forwards "
+        f"= {sum(forwards)}"
     )

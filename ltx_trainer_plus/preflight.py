@@ -19,6 +19,8 @@ from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.transformer import LTXTransformer
 from ltx_trainer_plus.strategies.checks import condition_problems, reference_scale
 from ltx_trainer_plus.validation.checks import check_validation
+from ltx_trainer_plus.validation.condition_files import check_condition_files
+from ltx_trainer_plus.validation.requests import sample_requests, with_reference_scale
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,15 @@ def check_run(config: TrainerConfig) -> Preflight:
             problems.append(Problem("lora.target_modules", str(error)))
     needs_connectors = any(shape.text_kind == "features" for shape in shapes)
     problems += _data_problems(dataset, transformer.config)
-    problems += condition_problems(config.training_strategy, dataset, geometry)
+    unfit = condition_problems(config.training_strategy, dataset, geometry)
+    problems += unfit
+    scale = ReferenceScale() if unfit else reference_scale(config.training_strategy, dataset)
     if needs_connectors:
         problems += [
             Problem("model.model_path", text)
             for text in check_components(config.model.model_path, needed=("connectors",))
         ]
-    problems += _validation_problems(config, geometry, transformer.num_blocks)
+    problems += _validation_problems(config, geometry, transformer.num_blocks, scale)
     if problems:
         raise ConfigError(problems)
     trained = _adapter_size(transformer, targets, config.lora.rank) if targets else _size(transformer, reachable)
@@ -101,7 +105,7 @@ def check_run(config: TrainerConfig) -> Preflight:
         lora_targets=tuple(targets),
         trained=trained,
         frozen=frozen,
-        reference_scale=reference_scale(config.training_strategy, dataset),
+        reference_scale=scale,
     )
 
 
@@ -165,20 +169,27 @@ def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> lis
     return found
 
 
-def _validation_problems(config: TrainerConfig, geometry: LatentGeometry, num_blocks: int) -> list[Problem]:
+def _validation_problems(
+    config: TrainerConfig, geometry: LatentGeometry, num_blocks: int, scale: ReferenceScale
+) -> list[Problem]:
     if not validates(config):
         return []
     needed = ["text_encoder", "connectors"]
-    needed += ["vae"] if config.validation.generate_video else []
-    needed += ["audio_vae", "vocoder"] if config.validation.generate_audio else []
+    validation = with_reference_scale(config.validation, scale)
+    requests = sample_requests(validation)
+    has_video = any(request.video != "absent" for request in requests)
+    needed += ["vae"] if has_video else []
+    needed += ["audio_vae", "vocoder"] if any(request.audio != "absent" for request in requests) else []
     missing = check_components(config.model.model_path, needed=needed, text_encoder_path=config.model.text_encoder_path)
     if missing:
         remedy = "Or set validation.interval: null to train without samples"
         return [Problem("validation.samples", f"{text}\n  {remedy}") for text in missing]
     factors = (geometry.temporal, geometry.spatial)
-    if config.validation.generate_video:
+    if has_video:
         factors = read_vae_factors(config.model.model_path)
-    return [Problem(*text.split(": ", 1)) for text in check_validation(config.validation, factors, num_blocks)]
+    problems = [Problem(*text.split(": ", 1)) for text in check_validation(validation, factors, num_blocks)]
+    # Files are read only for conditions that could be met.
+    return problems or check_condition_files(requests, geometry)
 
 
 def _size(transformer: LTXTransformer, names: frozenset[str] | None = None) -> int:

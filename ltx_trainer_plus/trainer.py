@@ -31,6 +31,9 @@ from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.tracking.tracker import Tracker
 from ltx_trainer_plus.train_step import TrainStep
 from ltx_trainer_plus.validation.cache import encode_validation_prompts
+from ltx_trainer_plus.validation.conditions import encode_conditions
+from ltx_trainer_plus.validation.given import GivenSample
+from ltx_trainer_plus.validation.requests import sample_requests, with_reference_scale
 from ltx_trainer_plus.validation.runner import ValidationRunner
 
 logger = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ class Trainer:
             found, state, data = beginning.found, beginning.state, beginning.data
             start = data.step
             contexts = encode_validation_prompts(config, topology) if validates(config) else None
+            given = self._encode_conditions(facts) if validates(config) else ()
             handle = self._load_model(facts, found)
             optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
             if state is not None:
@@ -141,7 +145,9 @@ class Trainer:
                     geometry=facts.geometry,
                     topology=topology,
                     output_dir=config.output_dir,
+                    given=given,
                     progress=tracker.progress,
+                    should_stop=lambda: stop.received,
                 )
             loop = TrainingLoop(
                 config,
@@ -230,6 +236,10 @@ class Trainer:
         found, data, wandb_id = from_main(prepare_folder, self.topology)
         state = read_state(found.state) if found is not None and found.state is not None else None
         return _Beginning(found, state, data, wandb_id)
+
+    def _encode_conditions(self, facts: Preflight) -> tuple[GivenSample, ...]:
+        requests = sample_requests(with_reference_scale(self._config.validation, facts.reference_scale))
+        return encode_conditions(requests, self._config.model.model_path, facts.geometry, self.topology)
 
     def _load_model(self, facts: Preflight, found: Found | None) -> ModelHandle:
         config, plan = self._config, self.plan

@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 
 from ltx_trainer_plus.config import ConfigError, load_config
+from ltx_trainer_plus.config.old_names import OldNameWarning
 
 
 def main() -> int:
@@ -22,11 +24,13 @@ def main() -> int:
     files = [Path(text) for text in given.arguments if text not in overrides]
     if not files:
         parser.error("no run file given, only overrides")
-    try:
-        config = load_config(files, overrides)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", OldNameWarning)
+        try:
+            config = load_config(files, overrides)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return 2
 
     # Only now: a mistake in the run file should not wait for torch and diffusers.
     from ltx_trainer_plus.checkpoints.run_folder import RunFolderError
@@ -39,6 +43,8 @@ def main() -> int:
     try:
         trainer = Trainer(config)
         is_main = trainer.topology.is_main
+        for note in notes if is_main else ():
+            print(f"warning: {note.message}", file=sys.stderr)
         if not given.dry_run:
             trainer.train()
         elif is_main:

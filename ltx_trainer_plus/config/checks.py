@@ -13,6 +13,7 @@ from ltx_trainer_plus.config.optimization import SAMPLING_PARAMS, SCHEDULER_PARA
 from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
 from ltx_trainer_plus.config.strategy import FlexibleConfig, VideoToVideoConfig
+from ltx_trainer_plus.config.validation_checks import condition_path_problems, validation_problems
 
 
 def contradictions(config: TrainerConfig) -> list[Problem]:
@@ -23,7 +24,7 @@ def contradictions(config: TrainerConfig) -> list[Problem]:
 
 def check_paths(config: TrainerConfig) -> list[Problem]:
     """Files and folders that must exist and do not, or stand in the way."""
-    return list(_path_problems(config))
+    return [*_path_problems(config), *condition_path_problems(config.validation)]
 
 
 def _batch(config: TrainerConfig) -> Iterator[Problem]:
@@ -159,27 +160,7 @@ def _params(
 
 
 def _validation(config: TrainerConfig) -> Iterator[Problem]:
-    validation = config.validation
-    if validation.interval is None:
-        return  # never sampled
-    if not validation.generate_video and not validation.generate_audio:
-        yield Problem(
-            "validation.generate_video",
-            "neither video nor audio would be generated (validation.generate_audio is false too)",
-            False,
-            "Set one of them to true, or validation.interval: null to turn validation off",
-            involves=("validation.generate_audio", "validation.interval"),
-        )
-    has_video_stg = validation.generate_video and validation.video_stg_scale > 0
-    has_audio_stg = validation.generate_audio and validation.audio_stg_scale > 0
-    if validation.stg_blocks == () and (has_video_stg or has_audio_stg):
-        yield Problem(
-            "validation.stg_blocks",
-            "names no block, but validation.video_stg_scale or validation.audio_stg_scale turns STG on",
-            [],
-            "Name blocks, write null for all, or set both scales to 0",
-            involves=("validation.video_stg_scale", "validation.audio_stg_scale", "validation.interval"),
-        )
+    return validation_problems(config.validation)
 
 
 def _path_problems(config: TrainerConfig) -> Iterator[Problem]:

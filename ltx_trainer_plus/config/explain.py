@@ -9,7 +9,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ltx_trainer_plus.config.base import Section
-from ltx_trainer_plus.config.keys import all_paths, may_be_null, meant, section_holding, without_strategy_name
+from ltx_trainer_plus.config.keys import (
+    all_paths,
+    conditions_with,
+    may_be_null,
+    meant,
+    section_holding,
+    without_form_names,
+)
 from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.strategy import STRATEGIES
 
@@ -23,6 +30,7 @@ _REMEDIES = {
     "optimization.betas": "It takes two numbers, such as [0.9, 0.999]",
     "validation.video_dims": "It takes width, height and frames, such as [960, 544, 89]",
     "validation.samples.video_dims": "It takes width, height and frames, such as [960, 544, 89]",
+    "validation.samples.conditions.spatial_region": "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512]",
     "validation.samples": 'Each sample is a section, such as {prompt: "a cat"}',
 }
 _SECTION = "must be a section (lines of key: value)"
@@ -74,20 +82,25 @@ def _problem(item: ErrorDetails, under: str, model: type[Section], known: list[s
     kind, loc, given = item["type"], item["loc"], item["input"]
     if kind == "missing" and isinstance(loc[-1], int):  # pydantic's way to say that a list is too short
         kind, loc = "too_few", loc[:-1]
-    path = ".".join(filter(None, [under, *map(str, without_strategy_name(loc))]))
+    path = ".".join(filter(None, [under, *map(str, without_form_names(loc))]))
     remedy = _REMEDIES.get(re.sub(r"\.\d+", "", path), "")
     or_null = " or null" if may_be_null(loc, model) else ""
 
     if kind in ("extra_forbidden", "invalid_key"):
         beside = list(section_holding(loc, model).model_fields)
-        remedy = _elsewhere(path, str(loc[-1]), known) or meant(path, beside, known)
+        owners = conditions_with(loc, model)
+        belongs = f"It belongs to a condition of type {' or '.join(owners)}" if owners else ""
+        remedy = belongs or _elsewhere(path, str(loc[-1]), known) or meant(path, beside, known)
         return Problem(path, "unknown key", given, remedy)
-    if kind in ("missing", "union_tag_not_found"):
+    if kind == "union_tag_not_found":
+        return Problem(f"{path}.{item['ctx']['discriminator'][1:-1]}", "required, but not given", NOT_GIVEN, remedy)
+    if kind == "missing":
         return Problem(path, "required, but not given", NOT_GIVEN, remedy)
     if kind == "literal_error":
         return _not_a_choice(path, item["ctx"]["expected"], or_null, given)
     if kind == "union_tag_invalid":
-        return _not_a_choice(f"{path}.name", item["ctx"]["expected_tags"], or_null, given["name"])
+        name = item["ctx"]["discriminator"][1:-1]
+        return _not_a_choice(f"{path}.{name}", item["ctx"]["expected_tags"], or_null, given[name])
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return Problem(path, f"{words} {item['ctx'][bound]:g}{or_null}", given, remedy)

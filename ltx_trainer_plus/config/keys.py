@@ -9,7 +9,7 @@ from ltx_trainer_plus.config.base import Section
 from ltx_trainer_plus.config.strategy import STRATEGIES
 
 
-def without_strategy_name(loc: Sequence[str | int]) -> tuple[str | int, ...]:
+def without_form_names(loc: Sequence[str | int]) -> tuple[str | int, ...]:
     """pydantic puts the chosen form of a discriminated union into the location; the file has no such level."""
     if len(loc) > 1 and loc[0] == "training_strategy" and loc[1] in STRATEGIES:
         loc = (loc[0], *loc[2:])
@@ -23,13 +23,27 @@ def _names_condition(loc: Sequence[str | int], index: int) -> bool:
 
 def section_holding(loc: Sequence[str | int], model: type[Section]) -> type[Section]:
     """The section that a location's last key is looked up in (`loc` as pydantic gives it)."""
-    for part in loc[:-1]:
+    forms: dict[str, type[Section]] = {}
+    for index, part in enumerate(loc[:-1]):
         if part in STRATEGIES:
             model = STRATEGIES[str(part)]
+        elif _names_condition(loc, index):
+            model = forms.get(str(part), model)
         elif part in model.model_fields:
             inner = _sections_in(model.model_fields[str(part)].annotation)
+            forms = {
+                section.model_fields["type"].default: section for section in inner if "type" in section.model_fields
+            }
             model = inner[0] if inner else model
     return model
+
+
+def conditions_with(loc: Sequence[str | int], model: type[Section]) -> list[str]:
+    """The types of condition that take the last key of `loc`, among those that its list may hold; empty elsewhere."""
+    if len(loc) < 4 or loc[-4] != "conditions":
+        return []
+    forms = _sections_in(section_holding(loc[:-3], model).model_fields["conditions"].annotation)
+    return [form.model_fields["type"].default for form in forms if loc[-1] in form.model_fields]
 
 
 def may_be_null(loc: Sequence[str | int], model: type[Section]) -> bool:

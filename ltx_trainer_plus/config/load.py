@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from ltx_trainer_plus.config.checks import check_paths, contradictions
 from ltx_trainer_plus.config.explain import explain
 from ltx_trainer_plus.config.interpolation import resolve
-from ltx_trainer_plus.config.keys import without_strategy_name
+from ltx_trainer_plus.config.keys import without_form_names
+from ltx_trainer_plus.config.old_names import take_old_names
 from ltx_trainer_plus.config.problems import ConfigError, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
 from ltx_trainer_plus.config.strategy import DEFAULT_STRATEGY, FlexibleConfig
-from ltx_trainer_plus.config.unavailable import take_old_names, unavailable
+from ltx_trainer_plus.config.unavailable import unavailable
 from ltx_trainer_plus.config.yaml_text import read_value, read_yaml, write_yaml
 
 _HEADER = "# The resolved configuration of this run. It starts the same run again.\n"
@@ -38,17 +39,25 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
 
     Raises:
         ConfigError: lists everything that is wrong.
+
+    Warns:
+        OldNameWarning: once for each older name in it.
     """
     tree = _defaults()
     problems: list[Problem] = []
+    written: set[str] = set()  # fields of `validation` that do not come from the defaults
     for path in [paths] if isinstance(paths, str | Path) else paths:
         try:
-            tree = _merged(tree, read_yaml(Path(path)))
+            given = read_yaml(Path(path))
+            tree = _merged(tree, given)
+            written.update(given.get("validation") or ())
         except ValueError as error:
             problems.append(Problem(str(path), str(error)))
     for override in overrides:
         try:
             _apply(tree, override)
+            section, _, field = re.split(r"[=\[]", override)[0].strip().partition(".")
+            written.update([field.split(".")[0]] if section == "validation" else ())
         except ValueError as error:
             problems.append(Problem(override.partition("=")[0], str(error)))
     if problems:
@@ -56,7 +65,7 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
     # An empty section (`hub:` with nothing below) arrives as null: it is the section's defaults.
     tree |= {name: default for name, default in _defaults().items() if tree[name] is None and isinstance(default, dict)}
     resolved, problems = resolve(tree)
-    problems += take_old_names(resolved)
+    problems += take_old_names(resolved, written)
     config, found = _validated(resolved, ignore=[problem.path for problem in problems])
     problems += [_with_environment_hint(problem, tree) for problem in found]
     if config is not None:
@@ -150,7 +159,7 @@ def _validated(tree: dict[str, Any], ignore: Sequence[str]) -> tuple[TrainerConf
 
 def _mend(tree: dict[str, Any], loc: Sequence[str | int], *, missing: bool) -> None:
     """Take a faulty field out of `tree`: a whole list when one of its items is faulty."""
-    place = without_strategy_name(loc)
+    place = without_form_names(loc)
     keys = [str(key) for key in itertools.takewhile(lambda key: isinstance(key, str), place)]
     *above, last = keys
     section: Any = reduce(lambda node, key: node.get(key, {}), above, tree)

@@ -5,7 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-NOT_GIVEN: Any = object()  # None would be a value: YAML's null
+
+class _NotGiven:
+    def __reduce__(self) -> str:
+        return "NOT_GIVEN"  # the one object, also where one process sends a problem to the others
+
+
+NOT_GIVEN: Any = _NotGiven()  # None would be a value: YAML's null
 _LONGEST_SHOWN = 200  # a path should be whole
 
 
@@ -41,6 +47,9 @@ class ConfigError(ValueError):
         self.problems = list(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n  ".join([f"The configuration has {count}:", *map(str, self.problems)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, (self.problems,)
 
 
 def _same_branch(one: str, other: str) -> bool:

@@ -70,35 +70,6 @@ _FIELDS: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
     ("hub.hub_model_id", (None,), "uploading is not available yet", "Set hub.hub_model_id: null"),
 )
 
-_SAMPLES = "Write validation.samples instead, one item for each prompt"
-_SCALES = "Write validation.video_cfg_scale and validation.audio_cfg_scale instead"
-_STG = "Write validation.video_stg_scale and validation.audio_stg_scale instead (0 turns one off)"
-_NO_CONDITIONS = "Remove it, and leave the conditions of validation.samples empty"
-# Field of `validation`, the values that mean nothing, what to do.
-_OLD_NAMES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "prompts": ((None, []), _SAMPLES),
-    "images": ((None, []), _NO_CONDITIONS),
-    "reference_videos": ((None, []), _NO_CONDITIONS),
-    "reference_downscale_factor": ((None, 1), _NO_CONDITIONS),
-    "include_reference_in_output": ((None, False), _NO_CONDITIONS),
-    "guidance_scale": ((None,), _SCALES),
-    "stg_scale": ((None,), _STG),
-    "stg_mode": ((None,), _STG),
-}
-
-
-def take_old_names(tree: dict[str, Any]) -> list[Problem]:
-    """Remove the older names from `tree`, the configuration as read, and refuse those that would mean something."""
-    validation = tree.get("validation")
-    if not isinstance(validation, dict):
-        return []
-    problems = []
-    for name, (harmless, remedy) in _OLD_NAMES.items():
-        given = validation.pop(name, None)
-        if given not in harmless:
-            problems.append(Problem(f"validation.{name}", "this older name is not read yet", given, remedy))
-    return problems
-
 
 def unavailable(config: TrainerConfig) -> list[Problem]:
     """Every field that asks for something that does not exist yet."""
@@ -107,18 +78,7 @@ def unavailable(config: TrainerConfig) -> list[Problem]:
         for path, working, message, remedy in _FIELDS
         if (given := reduce(getattr, path.split("."), config)) not in working
     ]
-    return [*problems, *_validation(config), *_files(config)]
-
-
-def _validation(config: TrainerConfig) -> Iterator[Problem]:
-    for index, sample in enumerate(config.validation.samples):
-        if sample.conditions:
-            yield _conditions(f"validation.samples.{index}.conditions", sample.conditions)
-
-
-def _conditions(path: str, conditions: tuple[dict[str, Any], ...]) -> Problem:
-    types = [condition.get("type", condition) for condition in conditions]
-    return Problem(path, "conditions are not available yet", types, f"Set {path}: []")
+    return [*problems, *_files(config)]
 
 
 def _files(config: TrainerConfig) -> Iterator[Problem]:

@@ -1,10 +1,12 @@
 """The `validation` section: what is generated during training, how often, and with which guidance."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from ltx_trainer_plus.config.base import FromList, Section
+from ltx_trainer_plus.config.strategy import StreamRole
+from ltx_trainer_plus.config.validation_conditions import Conditions, Stream, frozen_stream
 
 # Our own words; the official sentence is not copied.
 DEFAULT_NEGATIVE_PROMPT = (
@@ -22,8 +24,7 @@ class SampleConfig(Section):
     """One thing to generate. What is null comes from the `validation` section."""
 
     prompt: str
-    # Bodies are not typed before conditions exist; config/unavailable.py refuses a list that is not empty.
-    conditions: Annotated[tuple[dict[str, Any], ...], FromList] = ()
+    conditions: Conditions = ()
     video_dims: VideoDims | None = None  # width, height, frames
     seed: Seed | None = None
 
@@ -58,3 +59,10 @@ class ValidationConfig(Section):
     def seed_of(self, sample: SampleConfig) -> int:
         """The sample's own seed (0 is one), else the section's."""
         return self.seed if sample.seed is None else sample.seed
+
+    def role_of(self, sample: SampleConfig, stream: Stream) -> StreamRole:
+        """What a stream is to a sample: a frozen one is given as a whole, whether or not it would be generated."""
+        if frozen_stream(sample.conditions) == stream:
+            return "frozen"
+        generated = self.generate_video if stream == "video" else self.generate_audio
+        return "generated" if generated else "absent"

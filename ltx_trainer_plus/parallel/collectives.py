@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ltx_trainer_plus.parallel.topology import Topology
@@ -44,6 +45,15 @@ def gather_objects(value: T, topology: Topology) -> list[T]:
     boxes: list[Any] = [None] * topology.world_size
     dist.all_gather_object(boxes, value)
     return boxes
+
+
+def any_process(value: bool, topology: Topology) -> bool:
+    """Whether the value is true on some process; every process gets the same answer. Waits for the device."""
+    if topology.world_size == 1:
+        return value
+    flag = torch.tensor([float(value)], device=topology.device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
 
 
 def barrier(topology: Topology) -> None:

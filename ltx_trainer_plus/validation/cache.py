@@ -11,7 +11,7 @@ from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.models.text import encode_prompts, load_connectors, load_text_encoder
 from ltx_trainer_plus.parallel.collectives import broadcast_object
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.validation.checks import active_guidance
+from ltx_trainer_plus.validation.checks import uses_negative_prompt
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _encode(config: TrainerConfig, device: torch.device) -> PromptContexts:
     prompts = list(dict.fromkeys(sample.prompt for sample in validation.samples))
     if not prompts:
         return PromptContexts({})
-    negative = [validation.negative_prompt] if active_guidance(validation).uses_negative else []
+    negative = [validation.negative_prompt] if uses_negative_prompt(validation) else []
     # As preparation encodes captions: prompts that mean the same should look the same to the model.
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     encoder = load_text_encoder(config.model.model_path, config.model.text_encoder_path, dtype, device)

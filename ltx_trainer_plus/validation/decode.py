@@ -1,6 +1,7 @@
 """From clean tokens to a file that people open: MP4, WAV or PNG."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ltx_trainer_plus.flow.positions import LatentGeometry, unpatchify_audio, unpatchify_video
 from ltx_trainer_plus.media.audio import write_wav
+from ltx_trainer_plus.media.geometry import cover_and_crop
 from ltx_trainer_plus.media.image import write_png
 from ltx_trainer_plus.media.video import write_video
 from ltx_trainer_plus.models.components import AudioDecoder, VideoVAE, load_audio_decoder, load_video_vae
@@ -47,12 +49,19 @@ class SampleDecoder:
         self._video_vae: VideoVAE | None = None
         self._audio_decoder: AudioDecoder | None = None
 
-    def decode(self, request: SampleRequest, video: Tensor | None, audio: Tensor | None) -> DecodedSample:
+    def decode(
+        self,
+        request: SampleRequest,
+        video: Tensor | None,
+        audio: Tensor | None,
+        references: Sequence[Tensor] = (),
+    ) -> DecodedSample:
         """Decode one sample.
 
         Args:
             video: (1, T, C) clean tokens, or None.
             audio: (1, A, C') clean tokens, or None.
+            references: to be shown to the left of the result, each (F, H, W, 3) uint8 of the same shape of picture.
 
         Raises:
             ValueError, FileNotFoundError: `model_path` has no VAE or vocoder that can be loaded.
@@ -62,7 +71,7 @@ class SampleDecoder:
                 "Validation sample %d is not finite: the model has diverged. Its file shows and plays nothing useful.",
                 request.index + 1,
             )
-        frames = None if video is None else self._frames(video, request)
+        frames = None if video is None else _beside(references, self._frames(video, request))
         if audio is None:
             return DecodedSample(frames, request.frame_rate)
         waveform, sample_rate = self._waveform(audio)
@@ -86,6 +95,16 @@ class SampleDecoder:
         waveform = self._audio_decoder.decode(unpatchify_audio(tokens))[0]
         # The AAC encoder refuses what is not finite.
         return waveform.nan_to_num().cpu(), self._audio_decoder.sample_rate
+
+
+def _beside(references: Sequence[Tensor], frames: Tensor) -> Tensor:
+    """References and result in one picture, from left to right; a short reference stands still at its end."""
+    count, height, width = frames.shape[:3]
+    parts = []
+    for reference in references:
+        shown = torch.arange(count).clamp(max=len(reference) - 1)
+        parts.append(torch.from_numpy(cover_and_crop(reference[shown].numpy(), height, width)))
+    return torch.cat([*parts, frames], dim=2)
 
 
 def write_sample(stem: Path, sample: DecodedSample) -> Path:

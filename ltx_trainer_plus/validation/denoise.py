@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,8 +87,34 @@ class Guidance:
         return self.video.modality_scale != 1 or self.audio.modality_scale != 1
 
     @property
+    def forwards(self) -> "Forwards":
+        """The forwards of a step beside the one with the prompt."""
+        return Forwards(self.uses_negative, self.uses_stg, self.uses_isolation)
+
+    @property
     def forwards_per_step(self) -> int:
-        return 1 + self.uses_negative + self.uses_stg + self.uses_isolation
+        return 1 + sum(self.forwards)
+
+
+class Forwards(NamedTuple):
+    """Which forwards a step has beside the one with the prompt.
+
+    Attributes:
+        negative: with the negative prompt.
+        perturbed: without some self-attentions.
+        isolated: without the attentions between the streams.
+    """
+
+    negative: bool = False
+    perturbed: bool = False
+    isolated: bool = False
+
+    def together_with(self, other: "Forwards") -> "Forwards":
+        """Those that one of both has."""
+        return Forwards(*map(bool.__or__, self, other))
+
+
+NO_FORWARDS = Forwards()
 
 
 @torch.no_grad()
@@ -97,6 +124,8 @@ def denoise(
     guidance: Guidance,
     sigmas: Tensor,
     on_step: Callable[[int], None] | None = None,
+    *,
+    at_least: Forwards = NO_FORWARDS,
 ) -> Prediction:
     """Denoise a sample.
 
@@ -106,9 +135,11 @@ def denoise(
         state: the streams at the schedule's first noise level, on the model's device. Not changed.
         sigmas: (steps + 1,) the schedule, on the CPU.
         on_step: called after each step with its number, from 1.
+        at_least: forwards to run in any case, for ranks that run more of them meanwhile: a forward of a sharded model
+            needs every rank. They change nothing in the result.
 
     Returns:
-        The clean video tokens (B, T, C) and audio tokens, float32; None where a stream is absent.
+        The clean video tokens (B, T, C) and audio tokens, float32, without references; None where a stream is absent.
 
     Raises:
         ValueError: CFG is on and the state has no negative text, or an STG block does not exist.
@@ -126,12 +157,13 @@ def denoise(
     positive = _for_model(state.positive, handle)
     # Without a negative text nothing below asks for it.
     negative = positive if state.negative is None else _for_model(state.negative, handle)
+    forwards = guidance.forwards.together_with(at_least)
     skipped = isolated = None
     if guidance.uses_stg:
         skipped = stg_perturbations(
             handle, guidance.stg_blocks, video=guidance.video.stg_scale != 0, audio=guidance.audio.stg_scale != 0
         )
-    if guidance.uses_isolation:
+    if forwards.isolated:
         isolated = isolated_modalities(handle)
 
     latents: Prediction = (
@@ -142,9 +174,9 @@ def denoise(
         predict = partial(_predict, handle, state, latents, sigma)
         videos, audios = zip(
             predict(positive),
-            predict(negative) if guidance.uses_negative else _NOTHING,
-            predict(positive, skipped) if guidance.uses_stg else _NOTHING,
-            predict(positive, isolated) if guidance.uses_isolation else _NOTHING,
+            predict(negative) if forwards.negative else _NOTHING,
+            predict(positive, skipped) if forwards.perturbed else _NOTHING,
+            predict(positive, isolated) if forwards.isolated else _NOTHING,
             strict=True,
         )
         latents = (
@@ -153,7 +185,11 @@ def denoise(
         )
         if on_step is not None:
             on_step(step)
-    return latents
+    return _without_references(state.video, latents[0]), _without_references(state.audio, latents[1])
+
+
+def _without_references(stream: StreamState | None, latent: Tensor | None) -> Tensor | None:
+    return latent if stream is None or latent is None else latent[:, stream.reference_tokens :]
 
 
 def _predict(

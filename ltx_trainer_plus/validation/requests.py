@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from ltx_trainer_plus.config import ValidationConfig
+from ltx_trainer_plus.config import StreamRole, ValidationConfig
+from ltx_trainer_plus.config.validation_conditions import Condition, ReferenceCondition
 from ltx_trainer_plus.flow.positions import LatentGeometry
+from ltx_trainer_plus.flow.references import ReferenceScale
 
 
 @dataclass(frozen=True)
@@ -13,8 +15,9 @@ class SampleRequest:
     Attributes:
         index: its place in `validation.samples`, from 0.
         frames: pixel frames; with `frame_rate` (per second) they set the duration, of audio alone too.
-        has_video: whether there is a video stream.
-        has_audio: whether there is an audio stream.
+        video: what the video stream is to it: generated, frozen (given as a whole) or absent.
+        audio: the same of the sound.
+        conditions: what is given instead of generated.
     """
 
     index: int
@@ -24,8 +27,9 @@ class SampleRequest:
     frames: int
     frame_rate: float
     seed: int
-    has_video: bool = True
-    has_audio: bool = True
+    video: StreamRole = "generated"
+    audio: StreamRole = "generated"
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def duration(self) -> float:
@@ -56,8 +60,27 @@ def sample_requests(config: ValidationConfig) -> tuple[SampleRequest, ...]:
                 frames=frames,
                 frame_rate=config.frame_rate,
                 seed=config.seed if sample.seed is None else sample.seed,  # 0 is a seed
-                has_video=config.generate_video,
-                has_audio=config.generate_audio,
+                video=config.role_of(sample, "video"),
+                audio=config.role_of(sample, "audio"),
+                conditions=sample.conditions,
             )
         )
     return tuple(requests)
+
+
+def with_reference_scale(config: ValidationConfig, scale: ReferenceScale) -> ValidationConfig:
+    """The same samples with `scale` in those video references that leave theirs open."""
+
+    def filled(condition: Condition) -> Condition:
+        if not isinstance(condition, ReferenceCondition) or condition.stream != "video":
+            return condition
+        factors = {
+            "downscale_factor": condition.downscale_factor or scale.spatial,
+            "temporal_scale_factor": condition.temporal_scale_factor or scale.temporal,
+        }
+        return condition.model_copy(update=factors)
+
+    samples = tuple(
+        sample.model_copy(update={"conditions": tuple(map(filled, sample.conditions))}) for sample in config.samples
+    )
+    return config.model_copy(update={"samples": samples})

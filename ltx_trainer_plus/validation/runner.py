@@ -1,9 +1,10 @@
 """Validation from the trainer's side: one call generates all samples, spread over the ranks, and disturbs nothing."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,17 @@ from torch import Tensor
 from ltx_trainer_plus.config import ValidationConfig
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.media.audio import write_wav
+from ltx_trainer_plus.media.mel import SAMPLE_RATE
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.parallel.collectives import gather_objects
+from ltx_trainer_plus.parallel.collectives import any_process, gather_objects
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.tracking.progress import TrainingProgress
 from ltx_trainer_plus.validation.cache import PromptContexts
+from ltx_trainer_plus.validation.checks import sample_guidance
 from ltx_trainer_plus.validation.decode import SampleDecoder, write_sample
-from ltx_trainer_plus.validation.denoise import Guidance, denoise
+from ltx_trainer_plus.validation.denoise import NO_FORWARDS, Forwards, Guidance, denoise
+from ltx_trainer_plus.validation.given import NOTHING_GIVEN, GivenSample
 from ltx_trainer_plus.validation.requests import SampleRequest, sample_requests
 from ltx_trainer_plus.validation.states import initial_state
 
@@ -44,9 +49,12 @@ class ValidationRunner:
 
     Args:
         contexts: of all its prompts.
+        given: what the conditions of each sample give, in their order; empty where no sample has any.
         model_path: pipeline folder with the VAEs and the vocoder.
         output_dir: the run folder; files go to `samples/` in it.
         progress: is told which sample is at which denoising step.
+        should_stop: asked between denoising steps; as soon as it is true on one rank, all of them end, and files that
+            are not made yet are left out.
     """
 
     def __init__(
@@ -58,17 +66,22 @@ class ValidationRunner:
         geometry: LatentGeometry,
         topology: Topology,
         output_dir: Path,
+        given: Sequence[GivenSample] = (),
         progress: TrainingProgress | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._requests = sample_requests(config)
         self._guidance = Guidance.of(config)
+        self._forwards = [sample_guidance(config, request).forwards for request in self._requests]
         self._sigmas = inference_sigmas(config.inference_steps)
         self._contexts = contexts
+        self._given = given or (NOTHING_GIVEN,) * len(self._requests)
         self._model_path = model_path
         self._geometry = geometry
         self._topology = topology
         self._folder = output_dir / "samples"
         self._progress = progress or TrainingProgress()
+        self._should_stop = should_stop
 
     def run(self, handle: ModelHandle, step: int) -> list[SampleFile]:
         """Generate every sample with the model as it is after `step` training steps.
@@ -79,16 +92,29 @@ class ValidationRunner:
         Returns:
             All files of all ranks, in the order of the run file, on every rank.
         """
+        return self.generate(handle, lambda request: self._folder / f"step_{step:06d}_{request.index + 1}")
+
+    def generate(self, handle: ModelHandle, stem: Callable[[SampleRequest], Path]) -> list[SampleFile]:
+        """As `run`, to files of any name.
+
+        Args:
+            stem: a sample's file without its suffix, which depends on what is made.
+        """
         device = self._topology.device
+        files = []
         with torch.no_grad(), _untouched_randomness(device):
             with handle.evaluating():
-                denoised = [(request, self._denoise(handle, request)) for request in self._dealt()]
+                denoised = self._denoise_all(handle)
             # Only now, so that no rank's forward waits for another rank's decoding.
             decoder = SampleDecoder(self._model_path, self._geometry, device)
-            files = []
             for request, (video, audio) in denoised[: len(self._own())]:
-                name = f"step_{step:06d}_{request.index + 1}"
-                path = write_sample(self._folder / name, decoder.decode(request, video, audio))
+                if self._should_stop is not None and self._should_stop():
+                    break
+                given = self._given[request.index]
+                name = stem(request)
+                path = write_sample(name, decoder.decode(request, video, audio, given.shown))
+                for sound in given.heard:
+                    write_wav(name.with_name(f"{name.name}_reference.wav"), sound, SAMPLE_RATE)
                 files.append(SampleFile(path, request.prompt, request.index + 1, request.frame_rate))
         self._progress.validation_done()
         everyones = gather_objects(files, self._topology)
@@ -107,7 +133,27 @@ class ValidationRunner:
         rounds = -(-len(self._requests) // self._topology.world_size)
         return own + self._requests[: rounds - len(own)]
 
-    def _denoise(self, handle: ModelHandle, request: SampleRequest) -> tuple[Tensor | None, Tensor | None]:
+    def _forwards_of_round(self, number: int) -> Forwards:
+        """What some rank needs in a round, so that all of them run as many forwards."""
+        ranks = self._topology.world_size
+        together = self._forwards[number * ranks : (number + 1) * ranks]
+        if len(together) < ranks:
+            together = [*together, self._forwards[0]]
+        return reduce(Forwards.together_with, together, NO_FORWARDS)
+
+    def _denoise_all(self, handle: ModelHandle) -> list[tuple[SampleRequest, tuple[Tensor | None, Tensor | None]]]:
+        """This rank's samples denoised; none when the ranks were asked to stop."""
+        try:
+            return [
+                (request, self._denoise(handle, request, self._forwards_of_round(number)))
+                for number, request in enumerate(self._dealt())
+            ]
+        except _Stopped:
+            return []
+
+    def _denoise(
+        self, handle: ModelHandle, request: SampleRequest, forwards: Forwards
+    ) -> tuple[Tensor | None, Tensor | None]:
         state = initial_state(
             request,
             self._contexts.positive[request.prompt],
@@ -115,13 +161,21 @@ class ValidationRunner:
             geometry=self._geometry,
             transformer_config=handle.config,
             device=handle.device,
+            given=self._given[request.index],
         )
         samples, steps = len(self._requests), len(self._sigmas) - 1
 
         def on_step(denoising_step: int) -> None:
             self._progress.validation(request.index + 1, samples, denoising_step, steps)
+            # Asked by all ranks at the same step, so that they end at the same forward.
+            if self._should_stop is not None and any_process(self._should_stop(), self._topology):
+                raise _Stopped
 
-        return denoise(handle, state, self._guidance, self._sigmas, on_step)
+        return denoise(handle, state, self._guidance, self._sigmas, on_step, at_least=forwards)
+
+
+class _Stopped(Exception):
+    """The ranks have agreed to end the validation."""
 
 
 @contextmanager

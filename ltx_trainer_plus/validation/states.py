@@ -1,7 +1,7 @@
 """Where a validation sample starts: its noise, the place of every token, and what is given instead of generated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions, video_positions
 from ltx_trainer_plus.modality import TextContext
+from ltx_trainer_plus.validation.given import NOTHING_GIVEN, GivenSample, GivenStream, Reference
 from ltx_trainer_plus.validation.requests import SampleRequest
 
 
@@ -22,6 +23,7 @@ class StreamState:
         denoise_mask: (B, T, 1) float32, 1 where a token is generated, 0 where it is given; None = all generated.
         keyframes_mask: as in `Modality`.
         is_frozen: the whole stream is given: it conditions the other one and is not denoised.
+        reference_tokens: how many tokens, the first ones, are references: the model sees them, the result has none.
     """
 
     latent: Tensor
@@ -29,11 +31,42 @@ class StreamState:
     denoise_mask: Tensor | None = None
     keyframes_mask: Tensor | None = None
     is_frozen: bool = False
+    reference_tokens: int = 0
 
     def with_given(self, clean: Tensor, denoise_mask: Tensor) -> "StreamState":
         """The same stream with the tokens where `denoise_mask` is 0 taken from `clean` (B, T, C)."""
         latent = torch.lerp(clean.to(self.latent), self.latent, denoise_mask.to(self.latent))
-        return StreamState(latent, self.positions, denoise_mask.to(self.latent), self.keyframes_mask, self.is_frozen)
+        return replace(self, latent=latent, denoise_mask=denoise_mask.to(self.latent))
+
+    def behind(self, reference: Reference) -> "StreamState":
+        """The same stream with a reference before it (before those that it has already: add the last one first)."""
+        tokens = reference.tokens.to(self.latent)
+        count = tokens.shape[1]
+        generated = torch.ones_like(self.latent[..., :1]) if self.denoise_mask is None else self.denoise_mask
+        keyframes = self.keyframes_mask
+        if keyframes is not None:
+            marks = torch.zeros_like(tokens[..., :1])
+            marks[:, : reference.keyframe_tokens] = 1
+            keyframes = torch.cat([marks, keyframes], dim=1)
+        return replace(
+            self,
+            latent=torch.cat([tokens, self.latent], dim=1),
+            positions=torch.cat([reference.positions.to(self.positions), self.positions], dim=2),
+            denoise_mask=torch.cat([torch.zeros_like(tokens[..., :1]), generated], dim=1),
+            keyframes_mask=keyframes,
+            reference_tokens=count + self.reference_tokens,
+        )
+
+    def with_conditions(self, given: GivenStream) -> "StreamState":
+        """The same stream with everything that it is given."""
+        state = self
+        if given.clean is not None and given.is_given is not None:
+            if given.is_frozen:
+                return replace(state, latent=given.clean.to(state.latent), is_frozen=True)
+            state = state.with_given(given.clean, (~given.is_given).float().unsqueeze(-1).to(state.latent.device))
+        for reference in reversed(given.references):
+            state = state.behind(reference)
+        return state
 
 
 @dataclass(frozen=True)
@@ -54,14 +87,15 @@ def initial_state(
     geometry: LatentGeometry,
     transformer_config: Mapping[str, Any],
     device: torch.device,
+    given: GivenSample = NOTHING_GIVEN,
 ) -> SampleState:
-    """The noise that a sample grows from, on `device`.
+    """The noise that a sample grows from and what it is given, on `device`.
 
     The noise comes from the sample's own seed, on the CPU, and each stream has a generator of its own: the same
     sample starts from the same numbers on any device, on any rank, with or without the other stream.
     """
     video = audio = None
-    if request.has_video:
+    if request.video != "absent":
         size = request.video_latent_size(geometry)
         tokens = size[0] * size[1] * size[2]
         fps = torch.tensor([request.frame_rate])
@@ -74,13 +108,13 @@ def initial_state(
             latent=_noise(tokens, transformer_config["in_channels"], 2 * request.seed).to(device),
             positions=video_positions(*size, fps, geometry, device),
             keyframes_mask=keyframes,
-        )
-    if request.has_audio:
+        ).with_conditions(given.video)
+    if request.audio != "absent":
         steps = request.audio_latent_steps(geometry)
         audio = StreamState(
             latent=_noise(steps, transformer_config["audio_in_channels"], 2 * request.seed + 1).to(device),
             positions=audio_positions(steps, geometry, device),
-        )
+        ).with_conditions(given.audio)
     return SampleState(video, audio, positive, negative)
 
 

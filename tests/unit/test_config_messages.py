@@ -218,7 +218,7 @@ def test_everything_that_is_wrong_is_reported_at_once_in_the_order_of_the_sectio
     optimization: {batch_size: 3, steps: x, scheduler_params: {gamma: 1}}
     data: {shape_group: 2}
     acceleration: {quantization: int8-quanto}
-    validation: {interval: 5, generate_audio: false, generate_video: false, prompts: [a], stg_blocks: [a]}
+    validation: {interval: 5, generate_audio: false, generate_video: false, guidance_scale: 0, stg_blocks: [a]}
     sed: 1
     """
     assert [line.split(": ")[0] for line in problems(tmp_path, text, "lora.rank=0")] == [
@@ -228,7 +228,7 @@ def test_everything_that_is_wrong_is_reported_at_once_in_the_order_of_the_sectio
         "optimization.scheduler_params.gamma",
         "acceleration.quantization",
         "data.shape_group",
-        "validation.prompts",
+        "validation.guidance_scale",
         "validation.stg_blocks.0",
         "validation.generate_video",
         "wandb.tagz",

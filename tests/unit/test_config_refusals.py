@@ -67,31 +67,6 @@ from tests.unit.config_files import load, problems, write
             "hub: {hub_model_id: me/mine}",
             'hub.hub_model_id: uploading is not available yet (given: "me/mine"). Set hub.hub_model_id: null.',
         ),
-        (
-            "validation: {samples: [{prompt: a}, {prompt: b, conditions: [{type: first_frame}]}]}",
-            'validation.samples.1.conditions: conditions are not available yet (given: ["first_frame"]). '
-            "Set validation.samples.1.conditions: [].",
-        ),
-        (
-            "validation: {prompts: [a]}",
-            'validation.prompts: this older name is not read yet (given: ["a"]). '
-            "Write validation.samples instead, one item for each prompt.",
-        ),
-        (
-            "validation: {images: [a.png]}",
-            'validation.images: this older name is not read yet (given: ["a.png"]). '
-            "Remove it, and leave the conditions of validation.samples empty.",
-        ),
-        (
-            "validation: {guidance_scale: 4.0}",
-            "validation.guidance_scale: this older name is not read yet (given: 4.0). "
-            "Write validation.video_cfg_scale and validation.audio_cfg_scale instead.",
-        ),
-        (
-            "validation: {stg_mode: stg_v}",
-            'validation.stg_mode: this older name is not read yet (given: "stg_v"). '
-            "Write validation.video_stg_scale and validation.audio_stg_scale instead (0 turns one off).",
-        ),
     ],
 )
 def test_a_feature_that_does_not_exist_yet_is_refused_by_name(tmp_path: Path, text: str, line: str) -> None:

@@ -21,7 +21,7 @@ def test_a_sample_takes_from_the_section_what_it_leaves_out() -> None:
     first, second = sample_requests(section(samples=samples, seed=7, frame_rate=25, generate_audio=False))
     assert (first.width, first.height, first.frames, first.seed, first.frame_rate) == (960, 544, 89, 7, 25)
     assert (second.width, second.height, second.frames, second.seed, second.index) == (64, 32, 9, 0, 1)
-    assert (second.has_video, second.has_audio) == (True, False)
+    assert (second.video, second.audio) == ("generated", "absent")
 
 
 @pytest.mark.parametrize(("frames", "fps", "steps"), [(25, 24.0, 26), (89, 24.0, 93), (121, 25.0, 121), (1, 60.0, 1)])
@@ -89,4 +89,4 @@ def test_what_is_not_used_is_not_checked(fields: dict[str, Any]) -> None:
     ],
 )
 def test_the_cost_counts_only_the_forwards_that_are_run(fields: dict[str, Any], per_step: int) -> None:
-    assert forwards_per_sample(section(inference_steps=10, **fields)) == 10 * per_step
+    assert forwards_per_sample(section(inference_steps=10, **fields)) == [10 * per_step]

@@ -49,7 +49,7 @@ def test_the_noise_is_the_seeds_and_nothing_else_has_a_say_in_it() -> None:
     before = torch.get_rng_state()
     again = streams(state_of(replace(REQUEST, index=5, prompt="another")))
     assert torch.equal(torch.get_rng_state(), before)
-    audio_alone = state_of(replace(REQUEST, has_video=False))
+    audio_alone = state_of(replace(REQUEST, video="absent"))
     assert audio_alone.video is None
     assert audio_alone.audio is not None
     for one, other in zip(first, again, strict=True):

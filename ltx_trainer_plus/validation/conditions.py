@@ -1,0 +1,141 @@
+"""Conditions of validation samples, encoded once at the start: the encoders are gone before training begins."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ltx_trainer_plus.config import ConfigError
+from ltx_trainer_plus.config.validation_conditions import (
+    AudioToVideoCondition,
+    ReferenceCondition,
+    VideoToAudioCondition,
+)
+from ltx_trainer_plus.flow.positions import (
+    LatentGeometry,
+    audio_positions,
+    patchify_audio,
+    patchify_video,
+)
+from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
+from ltx_trainer_plus.media.geometry import frames_to_unit
+from ltx_trainer_plus.media.mel import log_mel
+from ltx_trainer_plus.models.components import AudioVAE, VideoVAE, load_audio_vae, load_video_vae
+from ltx_trainer_plus.parallel.collectives import from_main
+from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.validation.condition_files import LoadedCondition, check_condition_files, load_condition
+from ltx_trainer_plus.validation.given import NOTHING_GIVEN, GivenSample, GivenStream, Reference
+from ltx_trainer_plus.validation.media import Frames
+from ltx_trainer_plus.validation.requests import SampleRequest
+
+
+def encode_conditions(
+    requests: Sequence[SampleRequest], model_path: Path, geometry: LatentGeometry, topology: Topology
+) -> tuple[GivenSample, ...]:
+    """Encode the conditions of every sample, in the order of the requests.
+
+    A collective: the main process loads the VAEs' encoders, encodes and lets them go; the others receive the result.
+
+    Raises:
+        ConfigError: files that cannot be used, all of them named; on every process.
+    """
+    if not any(request.conditions for request in requests):
+        return (NOTHING_GIVEN,) * len(requests)
+
+    def encode() -> tuple[GivenSample, ...]:
+        if problems := check_condition_files(requests, geometry):
+            raise ConfigError(problems)
+        encoders = _Encoders(model_path, topology.device)
+        given = tuple(_given(request, geometry, encoders) for request in requests)
+        encoders.release()
+        return given
+
+    return from_main(encode, topology)
+
+
+class _Encoders:
+    """The VAEs' encoders, each loaded when the first condition needs it."""
+
+    def __init__(self, model_path: Path, device: torch.device) -> None:
+        self._model_path = model_path
+        self._device = device
+        self._video: VideoVAE | None = None
+        self._audio: AudioVAE | None = None
+
+    def encode(self, clip: Frames | Tensor) -> Tensor:
+        """A clip's latent on the CPU: (1, C, F, H, W) of frames, (1, 8, T, 16) of sound."""
+        if isinstance(clip, np.ndarray):
+            if self._video is None:
+                # As preparation encodes what the model was trained on.
+                dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
+                self._video = load_video_vae(self._model_path, dtype, self._device)
+            return self._video.encode(frames_to_unit(clip)[None].to(self._device), tiled=True).cpu()
+        if self._audio is None:
+            self._audio = load_audio_vae(self._model_path, torch.float32, self._device)
+        return self._audio.encode(log_mel(clip.to(self._device))).cpu()
+
+    def release(self) -> None:
+        self._video = self._audio = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _given(request: SampleRequest, geometry: LatentGeometry, encoders: _Encoders) -> GivenSample:
+    sample = NOTHING_GIVEN
+    for condition in request.conditions:
+        loaded = load_condition(condition, request, geometry)
+        latent = encoders.encode(loaded.clip)
+        stream = sample.video if condition.stream == "video" else sample.audio
+        if isinstance(condition, ReferenceCondition):
+            reference = _reference(condition, latent, request, geometry)
+            stream = replace(stream, references=(*stream.references, reference))
+            if condition.include_in_output:
+                sample = _with_kept(sample, condition, loaded.clip)
+        else:
+            is_frozen = isinstance(condition, VideoToAudioCondition | AudioToVideoCondition)
+            stream = replace(_with_clean(stream, loaded, latent), is_frozen=is_frozen)
+        sample = replace(sample, video=stream) if condition.stream == "video" else replace(sample, audio=stream)
+    return sample
+
+
+def _with_clean(stream: GivenStream, loaded: LoadedCondition, latent: Tensor) -> GivenStream:
+    """The stream with one more condition's tokens, which replace those of the conditions before it."""
+    assert loaded.is_given is not None
+    size = loaded.is_given.shape
+    latent = latent if loaded.last is None else latent[:, :, -loaded.last :]
+    room = min(latent.shape[2], size[0] - loaded.at)
+    whole = latent.new_zeros(*latent.shape[:2], size[0], *latent.shape[3:])
+    whole[:, :, loaded.at : loaded.at + room] = latent[:, :, :room]
+    tokens = patchify_video(whole) if len(size) == 3 else patchify_audio(whole)
+    is_given = loaded.is_given.reshape(1, -1)
+    if stream.clean is None or stream.is_given is None:
+        return replace(stream, clean=tokens, is_given=is_given)
+    clean = torch.where(is_given.unsqueeze(-1), tokens, stream.clean)
+    return replace(stream, clean=clean, is_given=stream.is_given | is_given)
+
+
+def _reference(
+    condition: ReferenceCondition, latent: Tensor, request: SampleRequest, geometry: LatentGeometry
+) -> Reference:
+    if condition.stream == "audio":
+        latent = latent[:, :, : request.audio_latent_steps(geometry)]
+        return Reference(patchify_audio(latent), audio_positions(latent.shape[2], geometry))
+    scale = ReferenceScale(condition.downscale_factor or 1, condition.temporal_scale_factor or 1)
+    rate = torch.tensor([request.frame_rate])
+    return Reference(
+        patchify_video(latent),
+        reference_video_positions(latent.shape[2:], rate / scale.temporal, rate, scale, geometry),
+        keyframe_tokens=latent.shape[3] * latent.shape[4],
+    )
+
+
+def _with_kept(sample: GivenSample, condition: ReferenceCondition, clip: Frames | Tensor) -> GivenSample:
+    if isinstance(clip, np.ndarray):
+        frames = torch.from_numpy(clip).repeat_interleave(condition.temporal_scale_factor or 1, dim=0)
+        return replace(sample, shown=(*sample.shown, frames))
+    return replace(sample, heard=(*sample.heard, clip))

@@ -1,0 +1,40 @@
+"""Real media files for tests: moving shapes and a tone, small enough to encode in a moment."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ltx_trainer_plus.media.audio import write_wav
+from ltx_trainer_plus.media.video import write_video
+
+
+def pictures(frames: int, width: int = 64, height: int = 64, seed: int = 0) -> np.ndarray:
+    """(F, H, W, 3) uint8: a bright square that moves over a background of its own colour."""
+    generator = np.random.default_rng(seed)
+    result = np.empty((frames, height, width, 3), dtype=np.uint8)
+    result[:] = generator.integers(30, 120, 3)
+    side = height // 4
+    for index, picture in enumerate(result):
+        left = round((width - side) * index / max(frames - 1, 1))
+        picture[height // 3 : height // 3 + side, left : left + side] = (250, 230, 60)
+    return result
+
+
+def tone(seconds: float, rate: int = 16_000, hertz: float = 440.0) -> torch.Tensor:
+    """(2, N) float32."""
+    wave = 0.5 * torch.sin(2 * torch.pi * hertz * torch.arange(round(seconds * rate)) / rate)
+    return wave.expand(2, -1)
+
+
+def make_video(
+    path: Path, frames: int = 25, fps: Fraction | float = 24, *, width: int = 64, height: int = 64, seed: int = 0
+) -> Path:
+    write_video(path, pictures(frames, width, height, seed), fps, tone(frames / float(fps)), 16_000)
+    return path
+
+
+def make_sound(path: Path, seconds: float = 1.5, hertz: float = 440.0) -> Path:
+    write_wav(path, tone(seconds, hertz=hertz), 16_000)
+    return path
