@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ltx_trainer_plus.modality import Modality, Perturbations
@@ -75,7 +76,11 @@ class ModelHandle:
     @property
     def device(self) -> torch.device:
         """Where the inputs have to be."""
-        return next(self.meta_module.parameters()).device
+        parameter = next(self.meta_module.parameters())
+        if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != "cpu":
+            # Offloaded shards lie in host memory, and are gathered on the accelerator.
+            return torch.device(parameter.device_mesh.device_type, torch.accelerator.current_device_index())
+        return parameter.device
 
     @property
     def config(self) -> Any:
@@ -91,12 +96,17 @@ class ModelHandle:
         ]
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Context in which a backward leaves gradients unreduced: all micro-steps of a step but the last."""
+        """Context in which a backward leaves gradients unreduced: all micro-steps of a step but the last.
+
+        In full fine-tuning under FSDP2 it does nothing: whole gradients of the whole model would cost the memory that
+        sharding saves, so there every micro-step reduces its own.
+        """
         for layer in _layers(self.forward_module):
             if isinstance(layer, DistributedDataParallel):
                 return layer.no_sync()
             if isinstance(layer, FSDPModule):
-                return _without_gradient_sync(layer)
+                # diffusers' own mark of a model with adapters.
+                return _without_gradient_sync(layer) if self.meta_module._hf_peft_config_loaded else nullcontext()
         return nullcontext()
 
     @contextmanager
@@ -111,6 +121,13 @@ class ModelHandle:
         finally:
             for module, was_training in flags:
                 module.training = was_training
+            self.reshard()
+
+    def reshard(self) -> None:
+        """Free what a forward without a backward has left gathered; parameters are shards again, and can be saved."""
+        for module in self.meta_module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

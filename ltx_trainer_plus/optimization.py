@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import (
@@ -18,6 +20,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from ltx_trainer_plus.config.optimization import OptimizationConfig
+from ltx_trainer_plus.models.shards import local_part
 
 
 def create_optimizer(parameters: Iterable[Parameter], config: OptimizationConfig) -> AdamW:
@@ -64,9 +67,24 @@ def create_scheduler(optimizer: Optimizer, config: OptimizationConfig, *, steps_
 def clip_gradients(parameters: list[Parameter], max_norm: float) -> torch.Tensor:
     """Scale the gradients down to a global norm of at most `max_norm` (0 = leave them), and return the norm before.
 
-    The norm stays on the device. A non-finite norm leaves the gradients non-finite: the caller skips that step.
+    Of sharded gradients it is the norm over all shards. It stays on the device. A non-finite norm leaves the
+    gradients non-finite: the caller skips that step.
     """
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [local_part(gradient) for gradient in gradients]
+    norm = torch.nn.utils.get_total_norm(parts)
+    if gradients and isinstance(gradients[0], DTensor):
+        norm = _over_shards(norm, gradients[0])
     if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        # As torch.nn.utils.clip_grads_with_norm_ does it.
+        torch._foreach_mul_(parts, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm
+
+
+def _over_shards(norm: Tensor, like: DTensor) -> Tensor:
+    """The norm over all shards from that of this process's: one small reduction, whatever the number of parameters."""
+    squares = norm.square().to(like.device_mesh.device_type)
+    for dimension, placement in enumerate(like.placements):
+        if placement.is_shard():
+            torch.distributed.all_reduce(squares, group=like.device_mesh.get_group(dimension))
+    return squares.sqrt().to(norm.device)

@@ -19,12 +19,11 @@ from ltx_trainer_plus.data.stream import SampleStream
 from ltx_trainer_plus.interrupt import StopRequest, follow_parent_death
 from ltx_trainer_plus.loop import TrainingLoop, TrainingResult
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.models import load_transformer
 from ltx_trainer_plus.models.text import TextConnectors, load_connectors
 from ltx_trainer_plus.optimization import create_optimizer, create_scheduler
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.plan import ParallelPlan
-from ltx_trainer_plus.parallel.prepare import prepare_model, weight_dtype
+from ltx_trainer_plus.parallel.prepare import load_model
 from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_by_single_process_launcher
 from ltx_trainer_plus.preflight import Preflight, check_run, validates
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
@@ -243,8 +242,7 @@ class Trainer:
 
     def _load_model(self, facts: Preflight, found: Found | None) -> ModelHandle:
         config, plan = self._config, self.plan
-        transformer = load_transformer(config.model.model_path, weight_dtype(config, plan), self.topology.device)
-        handle = prepare_model(transformer, config, plan, lora_targets=facts.lora_targets, reachable=facts.reachable)
+        handle = load_model(config, plan, lora_targets=facts.lora_targets, reachable=facts.reachable)
         if found is not None:
             load_weights(handle, found.weights, self._lora)
             trained_at = read_reference_scale(found.weights)

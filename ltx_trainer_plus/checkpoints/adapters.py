@@ -20,20 +20,25 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def collect_weights(
-    handle: ModelHandle, lora: LoraConfig | None, precision: Literal["bfloat16", "float32"] = "bfloat16"
+    handle: ModelHandle,
+    lora: LoraConfig | None,
+    precision: Literal["bfloat16", "float32"] = "bfloat16",
+    *,
+    keeps: bool = True,
 ) -> dict[str, Tensor]:
     """Copy the weights out as CPU tensors that training does not change any more.
 
     Args:
         lora: the adapters' settings; None = full fine-tuning, where the whole transformer is taken.
         precision: of the file (`checkpoints.precision`); the masters in the training state keep theirs.
+        keeps: False where another process writes the file and this one only helps to gather it (`copied_out`).
     """
     if lora is None:
         tensors = official_full_tensors(dict(handle.meta_module.named_parameters()))
     else:
         # Folding alpha happens in the masters' float32, before rounding.
         tensors = official_lora_tensors(dict(handle.trainable_parameters()), rank=lora.rank, alpha=lora.alpha)
-    return {name: copied_out(tensor.detach().to(_DTYPES[precision])) for name, tensor in tensors.items()}
+    return {name: copied_out(tensor.detach().to(_DTYPES[precision]), keeps=keeps) for name, tensor in tensors.items()}
 
 
 def weights_metadata(handle: ModelHandle, lora: LoraConfig | None, step: int) -> dict[str, str]:

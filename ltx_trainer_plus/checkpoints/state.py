@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ltx_trainer_plus.models.shards import copy_into, spread_like, whole
+
 StateLevel = Literal["full", "minimal"]
 
 _FORMAT = "ltx-trainer-plus training state"
@@ -105,6 +107,7 @@ def collect_state(
     scheduler: Scheduler | None = None,
     level: StateLevel = "full",
     info: Mapping[str, Any] | None = None,
+    keeps: bool = True,
 ) -> TrainingState:
     """Copy everything out that training will change next, so that the result can be written at leisure.
 
@@ -113,6 +116,7 @@ def collect_state(
         named_parameters: every trained parameter with its clean name.
         level: `minimal` leaves out the optimizer and the masters.
         info: the trainer's own entries (seed, stream position, resolved configuration, W&B run id, ...): JSON types.
+        keeps: False where another process writes the state and this one only helps to gather it (`copied_out`).
 
     Raises:
         CheckpointError: the optimizer holds a parameter without a name, or an entry is not a plain type.
@@ -123,11 +127,11 @@ def collect_state(
     names = _names_by_identity(named, optimizer)
     if level == "full":
         for name, parameter in named.items():
-            tensors[f"parameter.{name}"] = copied_out(parameter)
+            tensors[f"parameter.{name}"] = copied_out(parameter, keeps=keeps)
         for parameter, entries in optimizer.state.items():
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer.{key}.{names[id(parameter)]}"] = copied_out(value)
+                    tensors[f"optimizer.{key}.{names[id(parameter)]}"] = copied_out(value, keeps=keeps)
                 else:
                     plain.setdefault(names[id(parameter)], {})[key] = value
     groups = [
@@ -172,13 +176,18 @@ def restore_state(
                 "  Set optimization.optimizer_type back, or start from the weights alone: checkpoints.no_resume: true."
             )
         for name, parameter in named.items():
-            parameter.copy_(state.tensors[f"parameter.{name}"])
-        optimizer.load_state_dict(_optimizer_state_dict(state, optimizer, names))
+            copy_into(parameter, state.tensors[f"parameter.{name}"])
+        optimizer.load_state_dict(_optimizer_state_dict(state, optimizer, named, names))
 
 
-def copied_out(tensor: Tensor) -> Tensor:
-    """A contiguous CPU copy that shares no memory with `tensor`."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def copied_out(tensor: Tensor, *, keeps: bool = True) -> Tensor:
+    """A contiguous CPU copy that shares no memory with `tensor`.
+
+    A sharded tensor is gathered: all processes have to take part, those that do not write with `keeps=False`. They
+    get an empty tensor, so that a big model is gathered tensor by tensor and lies in one host memory only.
+    """
+    gathered = whole(tensor.detach())
+    return gathered.to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
 
 
 def versions() -> dict[str, str]:
@@ -230,7 +239,9 @@ def _check_same_parameters(state: TrainingState, named: Mapping[str, Tensor]) ->
         )
 
 
-def _optimizer_state_dict(state: TrainingState, optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+def _optimizer_state_dict(
+    state: TrainingState, optimizer: Optimizer, named: Mapping[str, Tensor], names: Mapping[int, str]
+) -> dict[str, Any]:
     """The saved entries in the form that `Optimizer.load_state_dict` takes: keyed by running index."""
     by_name: dict[str, dict[str, Any]] = {
         name: dict(entries) for name, entries in state.info["optimizer"]["state"].items()
@@ -238,7 +249,10 @@ def _optimizer_state_dict(state: TrainingState, optimizer: Optimizer, names: Map
     for key, tensor in state.tensors.items():
         if key.startswith("optimizer."):
             _, entry, name = key.split(".", 2)
-            by_name.setdefault(name, {})[entry] = tensor
+            parameter = named[name]
+            # Moments are laid out as their parameter is; a step count has no layout.
+            is_moment = tensor.shape == parameter.shape
+            by_name.setdefault(name, {})[entry] = spread_like(parameter, tensor) if is_moment else tensor
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     return {
         "state": {index: by_name[name] for index, name in enumerate(order) if name in by_name},

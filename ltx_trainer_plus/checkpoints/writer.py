@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.checkpoints.adapters import collect_weights, weights_metadata
-from ltx_trainer_plus.checkpoints.state import collect_state
+from ltx_trainer_plus.checkpoints.state import TrainingState, collect_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.position import DataPosition
 from ltx_trainer_plus.model_handle import ModelHandle
+from ltx_trainer_plus.models.shards import is_spread
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
 
@@ -54,9 +56,18 @@ class CheckpointWriter:
         Raises:
             CheckpointError: it could not be written; earlier ones are whole.
         """
-        return from_main(lambda: self._write(step), self._topology)
+        # Shards are gathered by all processes; what every process has whole, the main one takes alone.
+        is_gathered = any(is_spread(parameter) for _, parameter in self._handle.trainable_parameters())
+        collected = self._collect(step) if is_gathered else None
 
-    def _write(self, step: int) -> Path:
+        def write() -> Path:
+            weights, metadata, state = collected or self._collect(step)
+            return self._store.save(step, self._config.model.training_mode, weights, metadata, state)
+
+        return from_main(write, self._topology)
+
+    def _collect(self, step: int) -> tuple[dict[str, Tensor], dict[str, str], TrainingState | None]:
+        keeps = self._topology.is_main
         level = self._config.checkpoints.save_training_state
         state = None
         if level != "off":
@@ -67,9 +78,8 @@ class CheckpointWriter:
                 scheduler=self._scheduler,
                 level=level,
                 info={**self._info, "data": self._data.entries(step)},
+                keeps=keeps,
             )
-        kind = self._config.model.training_mode
-        lora = self._config.lora if kind == "lora" else None
-        weights = collect_weights(self._handle, lora, self._config.checkpoints.precision)
-        metadata = {**self._metadata, **weights_metadata(self._handle, lora, step)}
-        return self._store.save(step, kind, weights, metadata, state)
+        lora = self._config.lora if self._config.model.training_mode == "lora" else None
+        weights = collect_weights(self._handle, lora, self._config.checkpoints.precision, keeps=keeps)
+        return weights, {**self._metadata, **weights_metadata(self._handle, lora, step)}, state

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ltx_trainer_plus.config.base import FromList, LocalPath, PathOrLatest, Section, Texts, off_is_false
 from ltx_trainer_plus.config.optimization import FlowMatchingConfig, OptimizationConfig
@@ -11,6 +11,13 @@ from ltx_trainer_plus.config.strategy import StrategyConfig, TextToVideoConfig
 from ltx_trainer_plus.config.validation import Seed, ValidationConfig
 
 _Name = Annotated[str, Field(min_length=1)]
+
+
+def _blocks(value: Any) -> Any:
+    """`compile: blocks` names what is compiled and leaves the rest at its defaults; false is the launcher's `no`."""
+    if value is False:
+        return None
+    return {} if value == "blocks" else value
 
 
 class ModelConfig(Section):
@@ -33,6 +40,15 @@ class LoraConfig(Section):
     target_modules: Annotated[tuple[_Name, ...], FromList, Field(min_length=1)] = ("to_k", "to_q", "to_v", "to_out.0")
 
 
+class CompileConfig(Section):
+    """torch.compile of every transformer block, in place; the fields are its arguments."""
+
+    backend: _Name = "inductor"
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    dynamic: bool | None = None  # null: shapes are fixed until a second one comes
+    fullgraph: bool = True  # a block that cannot be one graph is an error, not a slow run
+
+
 class AccelerationConfig(Section):
     """Precision, memory and how the model is spread."""
 
@@ -41,7 +57,8 @@ class AccelerationConfig(Section):
     load_text_encoder_in_8bit: bool = False
     offload_optimizer_during_validation: bool = False
     parallel: Literal["auto", "ddp", "fsdp2", "hsdp"] = "auto"  # auto: as the launcher says
-    compile: Any = None  # untyped before it exists; config/unavailable.py refuses every value
+    hsdp_replicas: int | None = Field(default=None, ge=2)  # null: as the launcher says, else one per host, else 2
+    compile: Annotated[CompileConfig | None, BeforeValidator(_blocks)] = None  # `blocks`: with the defaults
 
 
 class DataConfig(Section):

@@ -54,18 +54,6 @@ _FIELDS: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
         "offloading is not available yet",
         "Set acceleration.offload_optimizer_during_validation: false",
     ),
-    (
-        "acceleration.parallel",
-        ("auto", "ddp"),
-        "sharding is not available yet",
-        "Set acceleration.parallel: ddp, or auto",
-    ),
-    (
-        "acceleration.compile",
-        (None, False),
-        "compiling is not available yet",
-        "Set acceleration.compile: null",
-    ),
     ("hub.push_to_hub", (False,), "uploading is not available yet", "Set hub.push_to_hub: false"),
     ("hub.hub_model_id", (None,), "uploading is not available yet", "Set hub.hub_model_id: null"),
 )

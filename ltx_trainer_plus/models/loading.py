@@ -3,7 +3,7 @@
 import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ltx_trainer_plus.models.official import TRANSFORMER_PREFIX, config_from_official, transformer_keys
+from ltx_trainer_plus.models.shards import copy_into
 from ltx_trainer_plus.models.transformer import LTXTransformer
 
 logger = logging.getLogger(__name__)
@@ -43,30 +44,48 @@ def load_transformer(
         ValueError: not a transformer checkpoint, a config that cannot be honoured, or tensors that do not fit it.
     """
     path = Path(path)
-    config = read_transformer_config(path)
-    transformer = transformer_on_meta(config)
+    transformer = transformer_on_meta(path)
+    # A CPU tensor from safe_open is a window onto the file: copy it, or rewriting the file would change the model.
+    copies = torch.device(device).type == "cpu"
+    for name, tensors, key in _stored(path, transformer, str(device)):
+        owner, _, leaf = name.rpartition(".")
+        setattr(transformer.get_submodule(owner), leaf, nn.Parameter(tensors.get_tensor(key).to(dtype, copy=copies)))
+    transformer.compute_dtype = dtype
+    return transformer.eval()
+
+
+def read_into(transformer: LTXTransformer, path: Path) -> None:
+    """Read the checkpoint at `path` into a transformer that has its memory already, sharded or not.
+
+    Every process reads only its own part of every tensor, so that the model exists once over all of them. Adapters
+    keep their values; the parameters keep their dtypes.
+
+    Raises: as `load_transformer`.
+    """
+    # peft keeps the weights of an adapted linear under another name.
+    own = {name.replace(".base_layer.", "."): parameter for name, parameter in transformer.named_parameters()}
+    for name, tensors, key in _stored(path, transformer_on_meta(transformer.config), "cpu"):
+        copy_into(own[name], tensors.get_slice(key))
+
+
+def _stored(path: Path, transformer: LTXTransformer, device: str) -> Iterator[tuple[str, Any, str]]:
+    """Parameter name, open file, key in it, of everything stored at `path`, which has to fit `transformer`."""
     sources = _folder_sources(_transformer_folder(path)) if path.is_dir() else _file_sources(path)
     _check_fit(path, transformer, sources)
-
+    shapes = {name: parameter.shape for name, parameter in transformer.named_parameters()}
     by_file: dict[Path, list[tuple[str, str]]] = {}
     for name, (file, key) in sources.items():
         by_file.setdefault(file, []).append((name, key))
-    # A CPU tensor from safe_open is a window onto the file: copy it, or rewriting the file would change the model.
-    copies = torch.device(device).type == "cpu"
     for file, names in by_file.items():
-        with _open(file, str(device)) as tensors:
+        with _open(file, device) as tensors:
             for name, key in names:
-                owner, _, leaf = name.rpartition(".")
-                module = transformer.get_submodule(owner)
-                value = tensors.get_tensor(key)
-                if value.shape != getattr(module, leaf).shape:
+                found = tuple(tensors.get_slice(key).get_shape())
+                if found != shapes[name]:
                     raise ValueError(
-                        f"{file}: {key} has shape {tuple(value.shape)}, but the checkpoint's config makes it "
-                        f"{tuple(getattr(module, leaf).shape)}. The file and its config do not belong together."
+                        f"{file}: {key} has shape {found}, but the checkpoint's config makes it "
+                        f"{tuple(shapes[name])}. The file and its config do not belong together."
                     )
-                setattr(module, leaf, nn.Parameter(value.to(dtype, copy=copies)))
-    transformer.compute_dtype = dtype
-    return transformer.eval()
+                yield name, tensors, key
 
 
 def read_transformer_config(path: str | Path) -> dict[str, Any]:
@@ -98,15 +117,21 @@ def read_transformer_config(path: str | Path) -> dict[str, Any]:
     return config_from_official(config["transformer"])
 
 
-def transformer_on_meta(path_or_config: str | Path | Mapping[str, Any]) -> LTXTransformer:
-    """The transformer without weights: names, shapes and structure only, for dry runs and tracing.
+def transformer_on_meta(
+    path_or_config: str | Path | Mapping[str, Any], dtype: torch.dtype = torch.float32
+) -> LTXTransformer:
+    """The transformer without weights: names, shapes and structure only, for dry runs, tracing and sharding.
 
     `path_or_config` is a checkpoint, or the config of a transformer (`read_transformer_config`, `handle.config`).
     """
     config = path_or_config if isinstance(path_or_config, Mapping) else read_transformer_config(path_or_config)
     with torch.device("meta"):
         # diffusers adds notes of its own (`_class_name`, ...) to the config of a loaded model.
-        return LTXTransformer(**{key: value for key, value in config.items() if not key.startswith("_")})
+        transformer = LTXTransformer(**{key: value for key, value in config.items() if not key.startswith("_")})
+    # Not diffusers' `to`, which warns of a cast that it would rather do while loading.
+    nn.Module.to(transformer, dtype)
+    transformer.compute_dtype = dtype
+    return transformer
 
 
 def _open(path: Path, device: str) -> Any:

@@ -16,6 +16,7 @@ from ltx_trainer_plus.models.official import (
     to_official_name,
     transformer_keys,
 )
+from ltx_trainer_plus.models.shards import copy_into
 from ltx_trainer_plus.models.transformer import LTXTransformer
 
 _BLOCKS = "transformer_blocks."
@@ -85,13 +86,20 @@ def add_lora(
         )
         transformer.add_adapter(config, _ADAPTER)
     for name, parameter in transformer.named_parameters():
-        if ".lora_A." in name:
-            parameter.data = _initial_lora_a(name, parameter.shape, seed).to(parameter.device)
-        elif ".lora_B." in name:
+        if _split_adapter_name(name)[1]:
             parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
-        else:
-            continue
-        parameter.requires_grad_(True)
+            parameter.requires_grad_(True)
+    initialise_lora(transformer, seed)
+
+
+def initialise_lora(transformer: LTXTransformer, seed: int) -> None:
+    """Give the adapters their initial values. `add_lora` does it, except on the meta device, where there are none."""
+    for name, parameter in transformer.named_parameters():
+        kind = _split_adapter_name(name)[1]
+        if kind == "lora_A" and not parameter.is_meta:
+            copy_into(parameter, _initial_lora_a(name, parameter.shape, seed))
+        elif kind == "lora_B" and not parameter.is_meta:
+            copy_into(parameter, torch.zeros(parameter.shape))
 
 
 def official_lora_tensors(named: Mapping[str, Tensor], *, rank: int, alpha: float) -> dict[str, Tensor]:
@@ -218,6 +226,5 @@ def _copy_strictly(what: str, own: Mapping[str, Tensor], given: Mapping[str, Ten
             f"{what} does not fit what this run trains: {'; '.join(parts)}. Use the model, the lora.target_modules and "
             "the training_strategy that the file was made with."
         )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(given[name])
+    for name, parameter in own.items():
+        copy_into(parameter, given[name])

@@ -1,15 +1,47 @@
-"""The plan applied to a model, always in the same order: freeze, adapt, checkpoint, replicate, handle."""
+"""The plan applied to a model, always in the same order: freeze, adapt, checkpoint, compile, spread, handle."""
 
+import warnings
 from collections.abc import Collection
+from functools import partial
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.models.lora import add_lora
+from ltx_trainer_plus.models import load_transformer, transformer_on_meta
+from ltx_trainer_plus.models.compile import compile_blocks
+from ltx_trainer_plus.models.loading import read_into
+from ltx_trainer_plus.models.lora import add_lora, initialise_lora
 from ltx_trainer_plus.models.transformer import LTXTransformer
 from ltx_trainer_plus.parallel.plan import ParallelPlan
+
+
+def load_model(
+    config: TrainerConfig, plan: ParallelPlan, *, lora_targets: Collection[str], reachable: Collection[str]
+) -> ModelHandle:
+    """Load the run's model, make it trainable, and spread it over the processes.
+
+    Where it is sharded, it never exists as a whole: its structure is sharded without weights, and every process then
+    reads its own part of every tensor from the file.
+
+    Args:
+        lora_targets: names of the linear layers that get an adapter (LoRA only).
+        reachable: names of the parameters that this run's loss reaches (full fine-tuning only).
+    """
+    path, dtype = config.model.model_path, weight_dtype(config, plan)
+    if not plan.is_sharded:
+        transformer = load_transformer(path, dtype, plan.topology.device)
+        return prepare_model(transformer, config, plan, lora_targets=lora_targets, reachable=reachable)
+    transformer = transformer_on_meta(path, dtype)
+    handle = prepare_model(transformer, config, plan, lora_targets=lora_targets, reachable=reachable)
+    transformer.to_empty(device="cpu" if plan.offloads_to_cpu else plan.topology.device)
+    read_into(transformer, path)
+    if config.model.training_mode == "lora":
+        initialise_lora(transformer, config.seed)
+    return handle
 
 
 def prepare_model(
@@ -23,7 +55,8 @@ def prepare_model(
     """Make a bare transformer trainable and spread it over the processes of the plan.
 
     Args:
-        transformer: on its device, its weights in the dtype that the plan gives them.
+        transformer: on its device, its weights in the dtype that the plan gives them. One that gets sharded may be
+            on the meta device.
         lora_targets: names of the linear layers that get an adapter (LoRA only).
         reachable: names of the parameters that this run's loss reaches (full fine-tuning only).
     """
@@ -43,7 +76,40 @@ def prepare_model(
             parameter.requires_grad_(name in reachable)
     transformer.gradient_checkpointing = plan.gradient_checkpointing
     transformer.train()
+    if plan.compile is not None:
+        compile_blocks(transformer, **plan.compile.model_dump())
+    if plan.is_sharded:
+        _shard(transformer, plan)
     return ModelHandle.of(_replicate(transformer, plan) if plan.layout == "ddp" else transformer)
+
+
+def _shard(transformer: LTXTransformer, plan: ParallelPlan) -> None:
+    """FSDP2, block by block, then the rest. We call it ourselves: accelerate would not on a CPU."""
+    kind = plan.topology.device.type
+    if plan.layout == "hsdp":
+        mesh = init_device_mesh(kind, (plan.replicas, plan.shards), mesh_dim_names=("dp_replicate", "dp_shard"))
+    else:
+        mesh = init_device_mesh(kind, (plan.shards,), mesh_dim_names=("dp_shard",))
+    precision = MixedPrecisionPolicy(
+        param_dtype=plan.compute_dtype,
+        # Gradients of different ranks are added up in the masters' precision.
+        reduce_dtype=torch.float32,
+        # The default would round the RoPE tables, which the blocks get as inputs, to bfloat16.
+        cast_forward_inputs=False,
+    )
+    offload: OffloadPolicy = OffloadPolicy()
+    if plan.offloads_to_cpu:
+        offload = CPUOffloadPolicy(pin_memory=kind != "cpu")
+    shard = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    *blocks, last = transformer.transformer_blocks
+    for block in blocks:
+        shard(block, reshard_after_forward=plan.reshards_after_forward)
+    # The last block and what is around the blocks keep their weights after the forward: the backward begins with
+    # them, so freeing them would only gather them again.
+    shard(last, reshard_after_forward=False)
+    shard(transformer, reshard_after_forward=False)
+    # The velocities are views, as every linear layer's output is. Nothing changes them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 def _replicate(transformer: LTXTransformer, plan: ParallelPlan) -> DistributedDataParallel:

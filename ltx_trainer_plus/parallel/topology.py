@@ -21,19 +21,56 @@ class LaunchError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class FsdpRequest:
+    """accelerate's `fsdp_config`, as far as it decides something here.
+
+    Attributes:
+        version: 1 or 2.
+        reshards_after_forward: whether a block's weights are freed between forward and backward.
+        offloads_to_cpu: whether shards, gradients and optimizer states live in host memory.
+        checkpoints_activations: whether blocks are recomputed in the backward.
+        wrap_policy: in lower case; None where it was not set.
+        ignored_modules: what should be left unsharded; None where it was not set.
+    """
+
+    version: int = 2
+    reshards_after_forward: bool = True
+    offloads_to_cpu: bool = False
+    checkpoints_activations: bool = False
+    wrap_policy: str | None = None
+    ignored_modules: str | None = None
+
+
+@dataclass(frozen=True)
+class DynamoRequest:
+    """accelerate's `dynamo_config`. A launcher exports `False` and `default` for what was not set: None here."""
+
+    backend: str
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool | None = None
+
+
+@dataclass(frozen=True)
 class LaunchRequest:
     """What the launcher asked for beyond the number of processes.
 
     Attributes:
         mixed_precision: accelerate's `mixed_precision` (`fp16`, `bf16`, `fp8`), None where it was not set.
-        dynamo_backend: accelerate's `dynamo_backend` in lower case, None where it was not set.
-        fsdp_version: 1 or 2 where the launch configures FSDP, None otherwise.
+        dynamo: how to compile, None where it was not set.
+        fsdp: how to shard, None where it was not set.
+        replicas: accelerate's `dp_replicate_size`, None without a `parallelism_config`.
+        shards: accelerate's `dp_shard_size`, None without a `parallelism_config`.
+        other_parallelism: the names of other dimensions that were asked for (`tp`, `cp`, `sp`).
         engine: `deepspeed` or `megatron` where the launch configures one of them, None otherwise.
     """
 
     mixed_precision: str | None = None
-    dynamo_backend: str | None = None
-    fsdp_version: int | None = None
+    dynamo: DynamoRequest | None = None
+    fsdp: FsdpRequest | None = None
+    replicas: int | None = None
+    shards: int | None = None
+    other_parallelism: tuple[str, ...] = ()
     engine: Literal["deepspeed", "megatron"] | None = None
 
     @classmethod
@@ -48,7 +85,30 @@ class LaunchRequest:
             value = env.get(name, "").strip().lower()
             return value if value not in ("", "no", "none", "false") else None
 
-        fsdp = chosen("ACCELERATE_USE_FSDP")
+        fsdp = None
+        if chosen("ACCELERATE_USE_FSDP"):
+            fsdp = FsdpRequest(
+                version=int(env.get("FSDP_VERSION", "1")),
+                # Absent means accelerate's default, true.
+                reshards_after_forward=env.get("FSDP_RESHARD_AFTER_FORWARD", "true").strip().lower() != "false",
+                offloads_to_cpu=bool(chosen("FSDP_OFFLOAD_PARAMS")),
+                checkpoints_activations=bool(chosen("FSDP_ACTIVATION_CHECKPOINTING")),
+                wrap_policy=chosen("FSDP_AUTO_WRAP_POLICY"),
+                ignored_modules=chosen("FSDP_IGNORED_MODULES"),
+            )
+        dynamo = None
+        if backend := chosen("ACCELERATE_DYNAMO_BACKEND"):
+            mode = chosen("ACCELERATE_DYNAMO_MODE")
+            dynamo = DynamoRequest(
+                backend=backend,
+                mode=None if mode == "default" else mode,
+                dynamic=True if chosen("ACCELERATE_DYNAMO_USE_DYNAMIC") else None,
+                fullgraph=True if chosen("ACCELERATE_DYNAMO_USE_FULLGRAPH") else None,
+            )
+        sizes: dict[str, int] = {}
+        if chosen("ACCELERATE_USE_PARALLELISM_CONFIG"):
+            for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
+                sizes[name] = int(chosen(f"PARALLELISM_CONFIG_{name.upper()}_SIZE") or 1)
         engine: Literal["deepspeed", "megatron"] | None = None
         if chosen("ACCELERATE_USE_DEEPSPEED"):
             engine = "deepspeed"
@@ -56,8 +116,11 @@ class LaunchRequest:
             engine = "megatron"
         return cls(
             mixed_precision=chosen("ACCELERATE_MIXED_PRECISION"),
-            dynamo_backend=chosen("ACCELERATE_DYNAMO_BACKEND"),
-            fsdp_version=int(env.get("FSDP_VERSION", "1")) if fsdp else None,
+            dynamo=dynamo,
+            fsdp=fsdp,
+            replicas=sizes.get("dp_replicate"),
+            shards=sizes.get("dp_shard"),
+            other_parallelism=tuple(name for name in ("tp", "cp", "sp") if sizes.get(name, 1) > 1),
             engine=engine,
         )
 
@@ -71,12 +134,14 @@ class Topology:
         local_rank: index on this host.
         world_size: number of processes in the run.
         device: where this process computes.
+        hosts: number of machines that the processes are spread over.
     """
 
     rank: int
     local_rank: int
     world_size: int
     device: torch.device
+    hosts: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -111,6 +176,7 @@ class Topology:
             world_size=state.num_processes,
             # On the CPU accelerate numbers the device by rank, which is an index no other tensor has.
             device=torch.device("cpu") if cpu else state.device,
+            hosts=max(1, asked // int(os.environ.get("LOCAL_WORLD_SIZE", asked))),
         )
 
 

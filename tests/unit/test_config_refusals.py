@@ -46,20 +46,6 @@ from tests.unit.config_files import load, problems, write
             "Set acceleration.offload_optimizer_during_validation: false.",
         ),
         (
-            "acceleration: {parallel: fsdp2}",
-            'acceleration.parallel: sharding is not available yet (given: "fsdp2"). '
-            "Set acceleration.parallel: ddp, or auto.",
-        ),
-        (
-            "acceleration: {parallel: hsdp}",
-            'acceleration.parallel: sharding is not available yet (given: "hsdp"). '
-            "Set acceleration.parallel: ddp, or auto.",
-        ),
-        (
-            "acceleration: {compile: true}",
-            "acceleration.compile: compiling is not available yet (given: true). Set acceleration.compile: null.",
-        ),
-        (
             "hub: {push_to_hub: true}",
             "hub.push_to_hub: uploading is not available yet (given: true). Set hub.push_to_hub: false.",
         ),
