@@ -1,6 +1,5 @@
 """Sigma samplers for training: which noise level a sample is trained at."""
 
-import math
 from collections.abc import Mapping
 from statistics import NormalDist
 
@@ -61,17 +60,15 @@ def shifted_logit_normal(
     """
     slope = (_MEANS[1] - _MEANS[0]) / (_TOKENS[1] - _TOKENS[0])
     mean = _MEANS[0] + slope * (tokens - _TOKENS[0])
-    low, high = _sigmoid(mean + std * _LOW), _sigmoid(mean + std * _HIGH)
-
     # All three are always drawn, so that a sample's number does not decide how much of the generator is used up.
     normal = torch.randn(size, generator=generator)
     spread = eps + (1 - eps) * torch.rand(size, generator=generator)
     is_uniform = torch.rand(size, generator=generator) < uniform_prob
 
-    stretched = (torch.sigmoid(mean + std * normal) - low) / (high - low)
+    # Distances from 1, in double: beyond 40,000 tokens float32 knows no number between the quantiles and 1.
+    points = mean + std * torch.cat([torch.tensor([_LOW, _HIGH], dtype=torch.float64), normal.double().flatten()])
+    below_one = torch.sigmoid(-points)
+    low, high = below_one[:2]
+    stretched = ((low - below_one[2:]) / (low - high)).float().view(size)
     reflected = torch.where(stretched < eps, 2 * eps - stretched, stretched).clamp(max=1)
     return torch.where(is_uniform, spread, reflected)
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -36,6 +37,17 @@ def test_noise_levels_stay_between_zero_and_one(tokens: int) -> None:
     assert draws.dtype == torch.float32
     assert draws.min() >= 1e-3
     assert draws.max() <= 1
+
+
+@pytest.mark.parametrize("tokens", [40_000, 100_000, 1_000_000])
+def test_long_sequences_keep_the_distribution_that_they_tend_to(tokens: int) -> None:
+    draws = sample_sigma("shifted_logit_normal", {"uniform_prob": 0.0}, tokens, generator(), size=(100_000,))
+    # Far out the logistic curve is an exponential: sigma at the normal's quantile z is this.
+    z = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    low, high = (torch.tensor(NormalDist().inv_cdf(p), dtype=torch.float64) for p in (0.005, 0.999))
+    expected = ((-low).exp() - (-z).exp()) / ((-low).exp() - (-high).exp())
+    levels = torch.tensor([NormalDist().cdf(x) for x in z.tolist()])
+    torch.testing.assert_close(torch.quantile(draws, levels), expected.float(), rtol=0, atol=0.01)
 
 
 def test_parameters_reach_the_sampler() -> None:
