@@ -178,10 +178,10 @@ class Trainer:
             result = loop.run(batches, start=start)
             if topology.is_main:
                 if result.interrupted:
-                    tracker.progress.say(
-                        f"Stopped by {stop.name} after step {result.step}. Continue with the same command and "
-                        "model.load_checkpoint=latest."
-                    )
+                    advice = "Continue with the same command and model.load_checkpoint=latest."
+                    if config.checkpoints.save_training_state == "off":
+                        advice = "It cannot be continued, because checkpoints.save_training_state is off."
+                    tracker.progress.say(f"Stopped by {stop.name} after step {result.step}. {advice}")
                 tracker.progress.say(f"Saved: {result.weights}")
                 if tracker.wandb_location is not None:
                     tracker.progress.say(f"W&B: {tracker.wandb_location}")

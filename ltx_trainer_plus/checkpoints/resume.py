@@ -28,7 +28,8 @@ class Found:
 
     def continues(self, run_folder: Path) -> bool:
         """Whether this is the next part of the run that `run_folder` holds, rather than a new run of its own."""
-        return self.state is not None and self.weights.absolute().parent == (run_folder / "checkpoints").absolute()
+        # Resolved: the same folder may be named through a link or through "..".
+        return self.state is not None and self.weights.resolve().parent == (run_folder / "checkpoints").resolve()
 
 
 def find_checkpoint(load_checkpoint: Path | str, run_folder: Path | str, *, weights_only: bool = False) -> Found:
@@ -76,7 +77,7 @@ def _latest(folder: Path, given: str) -> tuple[Checkpoint, list[str]]:
         )
     raise CheckpointError(
         f"model.load_checkpoint: {given}: there is no checkpoint in {folder}.\n"
-        "  To start anew, leave model.load_checkpoint out (null)."
+        "  To start anew, leave model.load_checkpoint out (null), and set output_dir to a folder that holds no run."
     )
 
 

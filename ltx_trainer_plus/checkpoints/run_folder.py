@@ -66,11 +66,11 @@ class RunFolder:
                 "  Set output_dir to a folder on a disk with space that this user may write to."
             ) from error
         folder = cls(path, _locked(path))
-        if not resuming and (reason := folder._holds_a_run()):
+        if not resuming and (held := folder._held_run()):
             folder.close()
+            what, remedy = held
             raise RunFolderError(
-                f"output_dir: {path} already holds a run ({reason}), which a fresh start would overwrite.\n"
-                "  Continue that run with model.load_checkpoint: latest, or set output_dir to another folder."
+                f"output_dir: {path} already holds a run ({what}), which a fresh start would overwrite.\n  {remedy}"
             )
         return folder
 
@@ -79,12 +79,24 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
-    def _holds_a_run(self) -> str | None:
-        """What a fresh start would overwrite. A run that ended before its first step has left nothing of value."""
+    def _held_run(self) -> tuple[str, str] | None:
+        """What a fresh start would overwrite, and what to do. A run that ended before its first step left nothing."""
+        elsewhere = "set output_dir to another folder"
         if steps := weights_steps(self.checkpoints):
-            return f"checkpoints up to step {steps[-1]}"
+            what = f"checkpoints up to step {steps[-1]}"
+            if any(self.checkpoints.glob("training_state_step_*.safetensors")):
+                return what, (
+                    "Continue that run with model.load_checkpoint: latest (and checkpoints.no_resume: false), "
+                    f"or {elsewhere}."
+                )
+            return what, (
+                f"It cannot be continued, because no training state was saved. To start anew from its weights, "
+                f"{elsewhere} and model.load_checkpoint to {self.path}."
+            )
         if self.metrics.exists() and self.metrics.stat().st_size > 0:
-            return f"metrics in {self.metrics.name}"
+            return f"metrics in {self.metrics.name}", (
+                f"It ended before its first checkpoint, so it cannot be continued: delete the folder, or {elsewhere}."
+            )
         return None
 
 

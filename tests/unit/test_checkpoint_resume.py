@@ -37,6 +37,10 @@ def test_latest_a_run_folder_and_its_checkpoint_folder_mean_the_newest_checkpoin
     assert find_checkpoint(run / "checkpoints", "elsewhere") == expected
     assert expected.continues(run)
     assert not expected.continues(run.parent / "another")
+    assert expected.continues(run / ".." / run.name)
+    link = run.with_name("link")
+    link.symlink_to(run)
+    assert expected.continues(link)
 
 
 def test_a_file_means_its_own_step(run: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder, RunFolderError
+from ltx_trainer_plus.checkpoints.state import TrainingState
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 
 
@@ -21,7 +22,7 @@ def test_a_new_folder_is_created_with_its_parents(tmp_path: Path) -> None:
 
 
 def test_a_fresh_start_in_a_folder_with_checkpoints_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path / "checkpoints").save(250, "lora", {"a": torch.ones(1)})
+    CheckpointStore(tmp_path / "checkpoints").save(250, "lora", {"a": torch.ones(1)}, state=TrainingState(250))
     with pytest.raises(RunFolderError, match="checkpoints up to step 250") as caught:
         RunFolder.open(tmp_path, resuming=False)
     assert "model.load_checkpoint: latest" in str(caught.value)
@@ -30,8 +31,17 @@ def test_a_fresh_start_in_a_folder_with_checkpoints_is_refused_with_the_remedy(t
 
 def test_a_fresh_start_in_a_folder_with_logged_steps_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl") as caught:
         RunFolder.open(tmp_path, resuming=False)
+    assert "delete the folder" in str(caught.value)
+    assert "latest" not in str(caught.value)  # there is nothing to continue
+
+
+def test_a_run_without_a_training_state_is_not_said_to_be_continuable(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path / "checkpoints").save(250, "lora", {"a": torch.ones(1)})
+    with pytest.raises(RunFolderError, match=f"model.load_checkpoint to {tmp_path}") as caught:
+        RunFolder.open(tmp_path, resuming=False)
+    assert "latest" not in str(caught.value)
 
 
 def test_a_run_that_ended_before_its_first_step_is_no_obstacle(tmp_path: Path) -> None:
