@@ -136,37 +136,36 @@ def validates(config: TrainerConfig) -> bool:
 
 
 def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> list[Problem]:
-    """Compare the first sample with the model: a data set prepared with another model fails here, not in a forward."""
-    field = "data.preprocessed_data_root"
-    sample = dataset[0]
-    found: list[Problem] = []
+    """Compare every shape with the model: data prepared with another model fails here, not in a forward."""
+    captions = model["caption_channels"] if model["use_prompt_embeddings"] else None
+    found: dict[tuple[str, int], Problem] = {}  # one for each kind of fault, naming the first sample that has it
 
-    def expect(what: str, given: int, wanted: int) -> None:
+    def expect(name: str, what: str, given: int, wanted: int) -> None:
         if given != wanted:
             text = (
-                f"sample {sample.name}: {what} has {given} channels, the model takes {wanted}. The data was prepared "
+                f"sample {name}: {what} has {given} channels, the model takes {wanted}. The data was prepared "
                 "with another model: prepare it again with this one, or set model.model_path to the one that made it"
             )
-            found.append(Problem(field, text))
+            found.setdefault((what, given), Problem("data.preprocessed_data_root", text))
 
-    if sample.video_latent is not None:
-        expect("the video latent", sample.video_latent.shape[0], model["in_channels"])
-    if sample.audio_latent is not None:
-        channels, _, bins = sample.audio_latent.shape
-        expect("an audio latent step", channels * bins, model["audio_in_channels"])
-    for folder, clip in sample.references.items():
-        if clip.latent.ndim == 4:
-            expect(f"the reference in {folder}", clip.latent.shape[0], model["in_channels"])
-        else:
-            steps = clip.latent.shape[0] * clip.latent.shape[2]
-            expect(f"an audio latent step of the reference in {folder}", steps, model["audio_in_channels"])
-    if sample.text.kind == "context":
-        captions = model["caption_channels"] if model["use_prompt_embeddings"] else None
-        if sample.video_latent is not None:
-            expect("the video caption", sample.text.video.shape[-1], captions or model["cross_attention_dim"])
-        if sample.audio_latent is not None:
-            expect("the audio caption", sample.text.audio.shape[-1], captions or model["audio_cross_attention_dim"])
-    return found
+    for name, shape in zip(dataset.names, dataset.shapes, strict=True):
+        if shape.video is not None:
+            expect(name, "the video latent", shape.video[0], model["in_channels"])
+        if shape.audio is not None:
+            channels, _, bins = shape.audio
+            expect(name, "an audio latent step", channels * bins, model["audio_in_channels"])
+        for folder, size in shape.references:
+            if len(size) == 4:
+                expect(name, f"the reference in {folder}", size[0], model["in_channels"])
+            else:
+                of_step = f"an audio latent step of the reference in {folder}"
+                expect(name, of_step, size[0] * size[2], model["audio_in_channels"])
+        if shape.text_kind == "context":
+            if shape.video is not None:
+                expect(name, "the video caption", shape.text_video[-1], captions or model["cross_attention_dim"])
+            if shape.audio is not None:
+                expect(name, "the audio caption", shape.text_audio[-1], captions or model["audio_cross_attention_dim"])
+    return list(found.values())
 
 
 def _validation_problems(

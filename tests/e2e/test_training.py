@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ltx_trainer_plus.checkpoints.run_folder import RunFolderError
 from ltx_trainer_plus.config import ConfigError, load_config
@@ -192,8 +192,6 @@ def test_a_step_with_infinite_gradients_is_skipped_and_counted(settings, data, t
     for path in (root / ".precomputed/latents").iterdir():
         with safe_open(path, "pt") as file:
             metadata, tensors = file.metadata(), {"latents": file.get_tensor("latents") * 1e30}
-        from safetensors.torch import save_file
-
         save_file(tensors, path, metadata)
     settings = {**settings, "data": {**settings["data"], "preprocessed_data_root": str(root)}}
     result = train(settings)
@@ -219,6 +217,15 @@ def test_all_problems_of_model_data_and_validation_are_found_before_anything_sta
 def test_data_prepared_for_another_model_is_refused(settings, reference):
     settings = {**settings, "model": {"model_path": str(reference / "ltx-2-tiny.safetensors")}}
     with pytest.raises(ConfigError, match="prepared with another model"):
+        train(settings)
+
+
+def test_one_sample_of_another_model_among_many_is_named_before_anything_starts(settings, tmp_path):
+    root = write_prepared_data(tmp_path / "mixed")
+    odd = root / ".precomputed/conditions/clip_05.safetensors"
+    save_file({"video_context": torch.randn(8, 48), "audio_context": torch.randn(8, 32)}, odd)
+    settings = {**settings, "data": {**settings["data"], "preprocessed_data_root": str(root)}}
+    with pytest.raises(ConfigError, match="sample clip_05: the video caption has 48 channels, the model takes 64"):
         train(settings)
 
 
