@@ -89,7 +89,7 @@ def check_run(config: TrainerConfig) -> Preflight:
             Problem("model.model_path", text)
             for text in check_components(config.model.model_path, needed=("connectors",))
         ]
-    problems += _validation_problems(config, geometry, transformer.num_blocks, scale)
+    problems += validation_problems(config, geometry, transformer.num_blocks, scale)
     if problems:
         raise ConfigError(problems)
     trained = _adapter_size(transformer, targets, config.lora.rank) if targets else _size(transformer, reachable)
@@ -168,9 +168,14 @@ def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> lis
     return list(found.values())
 
 
-def _validation_problems(
+def validation_problems(
     config: TrainerConfig, geometry: LatentGeometry, num_blocks: int, scale: ReferenceScale
 ) -> list[Problem]:
+    """What keeps this model from making the samples: missing components, sizes, guidance, files of conditions.
+
+    Args:
+        scale: of video references that leave theirs open.
+    """
     if not validates(config):
         return []
     needed = ["text_encoder", "connectors"]

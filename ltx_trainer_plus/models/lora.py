@@ -167,6 +167,37 @@ def load_lora(transformer: LTXTransformer, tensors: Mapping[str, Tensor], *, ran
     _copy_strictly("The LoRA file", own, kept)
 
 
+def add_trained_lora(transformer: LTXTransformer, tensors: Mapping[str, Tensor], *, strength: float = 1.0) -> int:
+    """Add the adapters of an official LoRA file, as readers of such files do: rank from the file, alpha = rank.
+
+    Args:
+        strength: factor on what the adapters add.
+
+    Returns:
+        The rank.
+
+    Raises:
+        ValueError: not an official LoRA file, or one of another model.
+    """
+    ranks = {value.shape[0] for key, value in tensors.items() if key.endswith(".lora_A.weight")}
+    if len(ranks) != 1:
+        found = f"adapters of ranks {sorted(ranks)}" if ranks else "no tensor named ...lora_A.weight"
+        raise ValueError(f"it holds {found}. Give a LoRA that this trainer or the official one has written.")
+    rank = ranks.pop()
+    named = lora_parameters_from_official(tensors, rank=rank, alpha=rank)
+    targets = list(dict.fromkeys(_split_adapter_name(name)[0] for name in named))
+    known = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    if strange := [name for name in targets if name not in known]:
+        raise ValueError(
+            f"it adapts {len(strange)} layers that the model does not have, among them {strange[0]}. "
+            "Use the base model that it was trained on."
+        )
+    add_lora(transformer, rank=rank, alpha=rank, dropout=0.0, target_names=targets, seed=0)
+    scaled = {key: value * strength if ".lora_B." in key else value for key, value in tensors.items()}
+    load_lora(transformer, scaled, rank=rank, alpha=rank)
+    return rank
+
+
 def official_full_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Official single-file contents from transformer parameters named as in `named_parameters()`.
 

@@ -1,0 +1,157 @@
+"""Generate samples from a base model and trained weights, with the sampler and the conditions of validation."""
+
+import argparse
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+
+from ltx_trainer_plus.config import ConfigError, TrainerConfig, load_config
+from ltx_trainer_plus.config.old_names import OldNameWarning
+
+EXAMPLES = """
+examples:
+  # the validation samples of a run, with its newest checkpoint
+  accelerate launch scripts/sample.py outputs/run/training_config.yaml --lora latest --output samples
+
+  # prompts of your own; several processes share them
+  accelerate launch scripts/sample.py --model-path models/LTX-2.3 --lora lora_weights_step_03000.safetensors \\
+      --prompt "a ginger cat jumps onto a table" --size 960x544x89 --seed 7 --output cat.mp4
+
+  # image to video: any of the conditions that validation takes
+  python scripts/sample.py --model-path models/LTX-2.3 --prompt "it starts to rain" \\
+      --condition "{type: first_frame, image_or_video: street.png}" --output rain.mp4
+
+Everything else (guidance, steps, frame rate, ...) is set as in a run file: validation.inference_steps=40
+"""
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "arguments",
+        nargs="*",
+        metavar="CONFIG.yaml | key.path=value",
+        help="run files, then overrides, as for train.py",
+    )
+    add("--model-path", help="diffusers pipeline folder of the base model (default: the run file's)")
+    add("--text-encoder-path", help="Gemma folder (default: the run file's, or the text encoder in the model's folder)")
+    add("--lora", help="weights that training made: a file, a folder of checkpoints, a run folder, or `latest`")
+    add("--lora-strength", type=float, default=1.0, help="factor on what a LoRA adds (default: 1)")
+    add("--prompt", action="append", help="instead of the run file's samples; may be given several times")
+    add("--negative-prompt")
+    add("--condition", action="append", help='a condition of every --prompt, e.g. "{type: prefix, video: a.mp4, ...}"')
+    add("--size", metavar="WxHxF", help="width, height and frames, e.g. 960x544x89")
+    add("--seed", type=int)
+    add("--output", type=Path, default=Path("samples"), help="a folder, or a file for one sample (default: samples)")
+    add("--device", choices=("auto", "cpu"), help="default: the accelerator where there is one")
+    given = parser.parse_intermixed_args(arguments)
+    if given.size is not None and not re.fullmatch(r"\d+x\d+x\d+", given.size):
+        parser.error(f"--size {given.size}: write width, height and frames, such as 960x544x89")
+    if given.condition and not given.prompt:
+        parser.error("--condition belongs to --prompt; in a run file, write conditions into validation.samples")
+    # A path may contain "=", a key never contains a slash.
+    given.overrides = [text for text in given.arguments if "=" in text and "/" not in text.partition("=")[0]]
+    given.files = [Path(text) for text in given.arguments if text not in given.overrides]
+    if not given.files and not (given.model_path and given.prompt):
+        parser.error("give a run file, or --model-path and --prompt")
+    return given
+
+
+def read_config(given: argparse.Namespace) -> TrainerConfig:
+    """The run file with what the flags change; what only training needs is left out.
+
+    Raises:
+        ConfigError: lists everything that is wrong.
+    """
+    flags = {
+        "model.model_path": given.model_path,
+        "model.text_encoder_path": given.text_encoder_path,
+        "validation.negative_prompt": given.negative_prompt,
+        "validation.video_dims": given.size and [int(part) for part in given.size.split("x")],
+        "validation.seed": given.seed,
+        "device": given.device,
+    }
+    overrides = [f"{key}={_value(value)}" for key, value in flags.items() if value is not None]
+    if given.prompt:
+        samples = [
+            f"{{prompt: {_value(prompt)}, conditions: [{', '.join(given.condition or ())}]}}" for prompt in given.prompt
+        ]
+        overrides.append(f"validation.samples=[{', '.join(samples)}]")
+    # Neither data nor a training state is read here, and they may be on another machine.
+    fixed = ["data.preprocessed_data_root=.", "model.load_checkpoint=null", "validation.interval=1"]
+    return load_config(given.files, [*overrides, *given.overrides, *fixed])
+
+
+def _value(value: object) -> str:
+    """As YAML, and without interpolation: a prompt may hold `${`."""
+    return json.dumps(value, ensure_ascii=False).replace("${", r"\\${")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    given = parse_arguments(arguments)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", OldNameWarning)
+        try:
+            config = read_config(given)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return 2
+    samples = len(config.validation.samples)
+    is_file = given.output.suffix in (".mp4", ".wav", ".png")
+    if samples == 0 or (is_file and samples > 1):
+        what = "has no validation.samples" if samples == 0 else f"makes {samples} samples, and --output is one file"
+        print(f"The run {what}. Give --prompt" + (", or a folder as --output." if samples else "."), file=sys.stderr)
+        return 2
+
+    # Only now: a mistake in the command line should not wait for torch and diffusers.
+    import torch
+    from rich.console import Console
+
+    from ltx_trainer_plus.checkpoints.resume import find_checkpoint
+    from ltx_trainer_plus.checkpoints.state import CheckpointError
+    from ltx_trainer_plus.parallel.collectives import from_main
+    from ltx_trainer_plus.parallel.topology import LaunchError, Topology
+    from ltx_trainer_plus.sampling import TrainedWeights, generate_samples
+
+    is_main = True
+    try:
+        topology = Topology.start(config.device)
+        is_main = topology.is_main
+        for note in notes if is_main else ():
+            print(f"warning: {note.message}", file=sys.stderr)
+        weights = None
+        if given.lora:
+            # The main process alone looks: reading checksums takes time, and two could find different files.
+            found = from_main(lambda: find_checkpoint(given.lora, config.output_dir, weights_only=True), topology)
+            weights = TrainedWeights(found.weights, given.lora_strength)
+        low_precision = config.acceleration.mixed_precision_mode == "bf16" and (
+            bool(given.files) or topology.device.type != "cpu"
+        )
+        files = generate_samples(
+            config,
+            weights,
+            stem=lambda request: (
+                given.output.with_suffix("") if is_file else given.output / f"sample_{request.index + 1}"
+            ),
+            dtype=torch.bfloat16 if low_precision else torch.float32,
+            topology=topology,
+            console=Console(),
+        )
+    except (ConfigError, CheckpointError, LaunchError) as error:
+        # Every process finds the same fault; one tells.
+        if is_main:
+            print(str(error).replace("model.load_checkpoint", "--lora"), file=sys.stderr)
+        return 2
+    for file in files if is_main else ():
+        print(file.path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
