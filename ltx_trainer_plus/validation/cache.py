@@ -9,7 +9,7 @@ import torch
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.models.text import encode_prompts, load_connectors, load_text_encoder
-from ltx_trainer_plus.parallel.collectives import broadcast_object
+from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.checks import uses_negative_prompt
 
@@ -36,7 +36,7 @@ def encode_validation_prompts(config: TrainerConfig, topology: Topology) -> Prom
     Raises:
         ValueError, FileNotFoundError: see `load_text_encoder` and `load_connectors`.
     """
-    return broadcast_object(_encode(config, topology.device) if topology.is_main else None, topology)
+    return from_main(lambda: _encode(config, topology.device), topology)
 
 
 def _encode(config: TrainerConfig, device: torch.device) -> PromptContexts:

@@ -108,7 +108,9 @@ def _beside(references: Sequence[Tensor], frames: Tensor) -> Tensor:
 
 
 def write_sample(stem: Path, sample: DecodedSample) -> Path:
-    """Write `<stem>.mp4`, or `.wav` where there is no video, or `.png` where there is one silent frame.
+    """Write `<stem>.mp4`, or `.wav` where there is no video, or `.png` where there is one frame.
+
+    A single frame's moment of sound is left out: nobody hears it, and a picture is what was asked for.
 
     Returns:
         The file, complete.
@@ -118,7 +120,7 @@ def write_sample(stem: Path, sample: DecodedSample) -> Path:
             raise ValueError(f"{stem}: the sample has neither frames nor sound; there is nothing to write.")
         path = stem.with_name(f"{stem.name}.wav")
         write_wav(path, sample.waveform, sample.sample_rate)
-    elif len(sample.frames) == 1 and sample.waveform is None:
+    elif len(sample.frames) == 1:
         path = stem.with_name(f"{stem.name}.png")
         write_png(path, sample.frames[0].numpy())
     else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.models.text import TextConnectors, TextEncoder, encode_prompts, load_connectors, load_text_encoder
@@ -69,6 +70,17 @@ def test_the_text_encoder_and_the_connectors_are_let_go(tiny_pipeline: Path) -> 
     before = alive()
     encode_validation_prompts(config_for(tiny_pipeline), ALONE)
     assert alive() == before
+
+
+def test_a_failure_of_the_main_process_reaches_the_others_instead_of_leaving_them_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, **_: sent.extend(box))
+    main_of_two = Topology(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
+    with pytest.raises(FileNotFoundError):
+        encode_validation_prompts(config_for(tmp_path), main_of_two)
+    assert sent
 
 
 def test_without_samples_nothing_is_loaded(tmp_path: Path) -> None:

@@ -80,9 +80,10 @@ def test_audio_alone_is_a_wav_trimmed_to_the_duration(decoder: SampleDecoder, tm
         assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 48000, 18000)
 
 
-def test_one_silent_frame_is_a_png(decoder: SampleDecoder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_sound", [False, True])
+def test_one_frame_is_a_png(decoder: SampleDecoder, tmp_path: Path, has_sound: bool) -> None:
     request = SampleRequest(index=0, prompt="", width=64, height=32, frames=1, frame_rate=24.0, seed=0)
-    decoded = decoder.decode(request, tokens(2), None)
+    decoded = decoder.decode(request, tokens(2), tokens(1) if has_sound else None)
     path = write_sample(tmp_path / "step_000000_1", decoded)
     assert path.name == "step_000000_1.png"
     assert decoded.frames is not None
