@@ -1,6 +1,6 @@
 """The flexible training strategy: what the transformer receives, and the velocity it must predict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ltx_trainer_plus.data.batch import Batch
-from ltx_trainer_plus.data.stream import keyed_generator
 from ltx_trainer_plus.flow.positions import (
     LatentGeometry,
     audio_positions,
@@ -16,9 +15,9 @@ from ltx_trainer_plus.flow.positions import (
     patchify_video,
     video_positions,
 )
-from ltx_trainer_plus.flow.timesteps import sample_sigma
 from ltx_trainer_plus.modality import Modality, TextContext
 from ltx_trainer_plus.strategies.conditions import CONDITIONS, Condition, Reference, Stream, Target
+from ltx_trainer_plus.strategies.draws import Draws, FlowMatchingSettings, StreamDraws, draw_references, draw_stream
 
 
 class ConditionSettings(Protocol):
@@ -39,51 +38,6 @@ class StreamSettings(Protocol):
 
     @property
     def conditions(self) -> Sequence[ConditionSettings]: ...
-
-
-class FlowMatchingSettings(Protocol):
-    """What this module reads of `flow_matching`."""
-
-    @property
-    def timestep_sampling_mode(self) -> str: ...
-
-    @property
-    def timestep_sampling_params(self) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Everything random about one batch; None for a stream that is absent or frozen.
-
-    Attributes:
-        video_sigma, audio_sigma: (B,) float32 noise levels.
-        video_noise, audio_noise: (B, T, C) float32 standard normal, of the target tokens.
-        video_given, audio_given: (B, number of conditions) bool, which intrinsic conditions hold for which sample.
-        video_references, audio_references: which references the whole batch gets, in the order of the configuration.
-    """
-
-    video_sigma: Tensor | None = None
-    video_noise: Tensor | None = None
-    video_given: Tensor | None = None
-    video_references: tuple[bool, ...] = ()
-    audio_sigma: Tensor | None = None
-    audio_noise: Tensor | None = None
-    audio_given: Tensor | None = None
-    audio_references: tuple[bool, ...] = ()
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Draws":
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
-
-        return replace(
-            self,
-            video_sigma=moved(self.video_sigma),
-            video_noise=moved(self.video_noise),
-            video_given=moved(self.video_given),
-            audio_sigma=moved(self.audio_sigma),
-            audio_noise=moved(self.audio_noise),
-            audio_given=moved(self.audio_given),
-        )
 
 
 @dataclass(frozen=True)
@@ -108,13 +62,6 @@ class ModelInputs:
     def target_tokens(self) -> int:
         """Tokens of the batch, video and audio, that the model learns to predict."""
         return sum(target[..., 0].numel() for target in (self.video_target, self.audio_target) if target is not None)
-
-
-class _Drawn(NamedTuple):
-    sigma: Tensor | None
-    noise: Tensor | None
-    given: Tensor | None
-    references: tuple[bool, ...]
 
 
 class _Prepared(NamedTuple):
@@ -165,57 +112,38 @@ class FlexibleStrategy:
                     self._conditions[stream].append(condition)
 
     def draw(self, batch: Batch, seed: int) -> Draws:
-        """Noise, noise levels and conditions, keyed by (seed, position in the stream), on the CPU.
-
-        The noise has the layout of tokens, so it does not depend on which other samples are in the batch.
+        """Noise, noise levels and conditions of a batch, on the CPU.
 
         Raises:
             ValueError: samples of the batch draw different references; `sequence_key` tells before.
         """
-        draws = Draws()
+        video = audio = None
         if self.video is not None and self.video.is_generated:
-            drawn = self._draw("video", _token_shape(batch.video_latent, "video"), batch.positions, seed)
-            draws = replace(draws, **{f"video_{name}": value for name, value in drawn._asdict().items()})
+            video = self._draw("video", _token_shape(batch.video_latent, "video"), batch.positions, seed)
         if self.audio is not None and self.audio.is_generated:
-            drawn = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.positions, seed)
-            draws = replace(draws, **{f"audio_{name}": value for name, value in drawn._asdict().items()})
-        return draws
+            audio = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.positions, seed)
+        return Draws.of(video, audio)
 
     def sequence_key(self, position: int, seed: int) -> tuple[bool, ...]:
         """Which references the sample at this position of the stream gets: samples of one batch must agree in it."""
-        return self._drawn_references("video", position, seed) + self._drawn_references("audio", position, seed)
-
-    def _draw(self, stream: Stream, shape: tuple[int, int], positions: tuple[int, ...], seed: int) -> _Drawn:
-        flow, conditions = self.flow_matching, self._conditions[stream]
-        sigma = torch.empty(len(positions))
-        noise = torch.empty(len(positions), *shape)
-        given = torch.empty(len(positions), len(conditions), dtype=torch.bool)
-        for i, position in enumerate(positions):
-            # One generator for each purpose: a condition more or less leaves all other draws as they are.
-            sigma[i] = sample_sigma(
-                flow.timestep_sampling_mode,
-                flow.timestep_sampling_params,
-                tokens=shape[0],
-                generator=keyed_generator(seed, f"{stream} sigma", position),
-            )
-            noise[i].normal_(generator=keyed_generator(seed, f"{stream} noise", position))
-            for j, condition in enumerate(conditions):
-                purpose = f"{stream} condition {j}"
-                given[i, j] = _happens(condition.settings.probability, seed, purpose, position)
-        references = {self._drawn_references(stream, position, seed) for position in positions}
-        if len(references) > 1:
-            raise ValueError(
-                "samples of one batch draw different references, so their sequences differ in length. "
-                "Split the batch by FlexibleStrategy.sequence_key."
-            )
-        return _Drawn(sigma, noise, given, references.pop())
-
-    def _drawn_references(self, stream: Stream, position: int, seed: int) -> tuple[bool, ...]:
-        # A reference makes the sequence longer, so a group, which is trained on as one batch, draws once.
-        group = position // self.shape_group
+        streams: tuple[Stream, ...] = ("video", "audio")
         return tuple(
-            _happens(reference.settings.probability, seed, f"{stream} reference {j}", group)
-            for j, reference in enumerate(self._references[stream])
+            drawn
+            for stream in streams
+            for drawn in draw_references(stream, self._references[stream], position // self.shape_group, seed)
+        )
+
+    def _draw(self, stream: Stream, shape: tuple[int, int], positions: tuple[int, ...], seed: int) -> StreamDraws:
+        groups = [position // self.shape_group for position in positions]
+        return draw_stream(
+            stream,
+            shape,
+            positions,
+            groups,
+            seed,
+            flow=self.flow_matching,
+            conditions=self._conditions[stream],
+            references=self._references[stream],
         )
 
     def prepare(self, batch: Batch, draws: Draws, context: TextContext) -> ModelInputs:
@@ -247,19 +175,17 @@ class FlexibleStrategy:
             frames, height, width, _present(batch.fps, "video"), self.geometry, device=latent.device
         )
         target = Target("video", (frames, height, width), positions, batch, self.geometry)
-        drawn = _Drawn(draws.video_sigma, draws.video_noise, draws.video_given, draws.video_references)
-        return self._stream(target, patchify_video(latent), drawn, context.video, context.mask)
+        return self._stream(target, patchify_video(latent), draws.of_video, context.video, context.mask)
 
     def _audio(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
         latent = _present(batch.audio_latent, "audio")
         steps = latent.shape[2]
         positions = audio_positions(steps, self.geometry, device=latent.device).expand(len(latent), -1, -1, -1)
         target = Target("audio", (steps,), positions, batch, self.geometry)
-        drawn = _Drawn(draws.audio_sigma, draws.audio_noise, draws.audio_given, draws.audio_references)
-        return self._stream(target, patchify_audio(latent), drawn, context.audio, context.mask)
+        return self._stream(target, patchify_audio(latent), draws.of_audio, context.audio, context.mask)
 
     def _stream(
-        self, target: Target, clean: Tensor, drawn: _Drawn, context: Tensor, context_mask: Tensor | None
+        self, target: Target, clean: Tensor, drawn: StreamDraws, context: Tensor, context_mask: Tensor | None
     ) -> _Prepared:
         """One stream at its noise level; without one it is frozen: clean, and out of the loss."""
         clean = clean.float()
@@ -334,10 +260,6 @@ class FlexibleStrategy:
         marks = torch.zeros(*tokens.shape[:2], 1, device=tokens.device)
         marks[:, :first] = 1
         return marks
-
-
-def _happens(probability: float, seed: int, purpose: str, number: int) -> bool:
-    return bool(torch.rand((), generator=keyed_generator(seed, purpose, number)) < probability)
 
 
 def _token_shape(latent: Tensor | None, stream: str) -> tuple[int, int]:
