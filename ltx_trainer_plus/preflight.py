@@ -109,6 +109,30 @@ def check_run(config: TrainerConfig) -> Preflight:
     )
 
 
+def check_equal_forwards(config: TrainerConfig, facts: Preflight) -> None:
+    """For sharded layouts, where every forward is a collective: all ranks must run equally many.
+
+    A micro-batch is split where its groups differ in shape or in the references that they drew.
+
+    Raises:
+        ConfigError: micro-batches hold several groups, and these can differ.
+    """
+    size = config.optimization.batch_size
+    streams = (config.training_strategy.video, config.training_strategy.audio)
+    entries = [entry for stream in streams if stream is not None for entry in stream.conditions]
+    is_drawn = any(isinstance(entry, ReferenceCondition) and 0 < entry.probability < 1 for entry in entries)
+    shapes = len(set(facts.stream.shapes))
+    if config.shape_group < size and (is_drawn or shapes > 1):
+        why = f"samples have {shapes} shapes" if shapes > 1 else "references are drawn with a probability below 1"
+        message = (
+            f"micro-batches of {size} samples hold several groups, which need forwards of their own ({why}). A sharded "
+            "model takes part in every forward of every process, and their numbers would differ"
+        )
+        raise ConfigError(
+            [Problem("data.shape_group", message, config.shape_group, f"Set it to {size}, or leave it out")]
+        )
+
+
 def open_dataset(config: TrainerConfig) -> PrecomputedDataset:
     """The prepared samples of the streams that this run uses, with their masks and references."""
     video, audio = config.training_strategy.video, config.training_strategy.audio

@@ -25,7 +25,7 @@ from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import load_model
 from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_by_single_process_launcher
-from ltx_trainer_plus.preflight import Preflight, check_run, validates
+from ltx_trainer_plus.preflight import Preflight, check_equal_forwards, check_run, validates
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.tracking.tracker import Tracker
 from ltx_trainer_plus.train_step import TrainStep
@@ -69,7 +69,10 @@ class Trainer:
         Raises:
             ConfigError: with all problems.
         """
-        return check_run(self._config)
+        facts = check_run(self._config)
+        if self.plan.is_sharded:
+            check_equal_forwards(self._config, facts)
+        return facts
 
     def train(self) -> TrainingResult:
         """Train to the last step, or until a signal asks to stop; then save and return.
@@ -111,7 +114,7 @@ class Trainer:
                 facts.geometry,
                 config.flow_matching,
                 uses_keyframes=facts.uses_keyframes,
-                shape_group=config.shape_group,
+                shape_group=data.shape_group,
             )
             step = TrainStep(
                 handle,

@@ -16,7 +16,7 @@ from ltx_trainer_plus.config.checks import check_paths, contradictions
 from ltx_trainer_plus.config.explain import explain
 from ltx_trainer_plus.config.interpolation import resolve
 from ltx_trainer_plus.config.keys import without_form_names
-from ltx_trainer_plus.config.old_names import take_old_names
+from ltx_trainer_plus.config.old_names import take_old_names, warn_of_strategy
 from ltx_trainer_plus.config.problems import ConfigError, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
 from ltx_trainer_plus.config.strategy import DEFAULT_STRATEGY, FlexibleConfig
@@ -46,11 +46,13 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
     tree = _defaults()
     problems: list[Problem] = []
     written: set[str] = set()  # fields of `validation` that do not come from the defaults
+    names_strategy = False  # likewise
     for path in [paths] if isinstance(paths, str | Path) else paths:
         try:
             given = read_yaml(Path(path))
             tree = _merged(tree, given)
             written.update(given.get("validation") or ())
+            names_strategy |= "name" in (given.get("training_strategy") or ())
         except ValueError as error:
             problems.append(Problem(str(path), str(error)))
     for override in overrides:
@@ -58,6 +60,7 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
             _apply(tree, override)
             section, _, field = re.split(r"[=\[]", override)[0].strip().partition(".")
             written.update([field.split(".")[0]] if section == "validation" else ())
+            names_strategy |= section == "training_strategy" and field == "name"
         except ValueError as error:
             problems.append(Problem(override.partition("=")[0], str(error)))
     if problems:
@@ -77,6 +80,8 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
     assert config is not None
     strategy = config.training_strategy
     if not isinstance(strategy, FlexibleConfig):  # from here on there is one way to say it
+        if names_strategy:
+            warn_of_strategy(strategy.name)
         config = config.model_copy(update={"training_strategy": strategy.as_flexible()})
     return config
 

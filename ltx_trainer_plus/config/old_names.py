@@ -1,4 +1,4 @@
-"""Older names of validation fields, as official files still have them: each becomes the new ones, with a warning."""
+"""Older names, as official files still have them: each becomes what it is called today, with a warning."""
 
 import warnings
 from collections.abc import Collection
@@ -47,6 +47,10 @@ _BECOMES = {
     "stg_scale": "validation.video_stg_scale and validation.audio_stg_scale",
     "stg_mode": "validation.video_stg_scale and validation.audio_stg_scale (stg_v: audio 0)",
 }
+_STRATEGY_BECOMES = {
+    "text_to_video": "video: {...} (and audio: {...} where it said with_audio)",
+    "video_to_video": "a condition {type: reference, latents_dir: ...} in video.conditions",
+}
 # Which new fields an old one would overwrite.
 _REPLACES = {
     "prompts": ("samples",),
@@ -89,6 +93,19 @@ def take_old_names(tree: dict[str, Any], written: Collection[str]) -> list[Probl
             text = f"validation.{name} is an older name: write {_BECOMES[name]}"
             warnings.warn(text, OldNameWarning, stacklevel=3)
     return problems
+
+
+def warn_of_strategy(name: str) -> None:
+    """Say what a strategy's older form is called today.
+
+    Warns:
+        OldNameWarning
+    """
+    text = (
+        f"training_strategy.name: {name} is an older name: write name: flexible with {_STRATEGY_BECOMES[name]}; "
+        "first_frame_conditioning_p is the probability of a condition {type: first_frame} in video.conditions"
+    )
+    warnings.warn(text, OldNameWarning, stacklevel=3)
 
 
 def _contradictions(given: dict[str, Any], written: Collection[str]) -> list[Problem]:

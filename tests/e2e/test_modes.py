@@ -113,3 +113,19 @@ def test_the_older_data_folder_trains_with_the_older_strategy(reference: Path, t
     run["data"]["preprocessed_data_root"] = str(reference / "official-precomputed-legacy")
     train(run)
     assert all(torch.isfinite(torch.tensor(losses(tmp_path / "run"))))
+
+
+def test_a_run_resumed_with_another_batch_size_draws_the_same_references(reference: Path, tmp_path: Path) -> None:
+    """References are drawn by groups, and a resumed run keeps the groups of the one that it continues."""
+
+    def run(name: str, batch: int, accumulation: int) -> dict[str, Any]:
+        made = settings(reference, tmp_path / name, {"name": "flexible", **MODES["composition"]})
+        made["optimization"] |= {"steps": 4, "scheduler_type": "constant"}
+        made["optimization"] |= {"batch_size": batch, "gradient_accumulation_steps": accumulation}
+        made["checkpoints"] = {"precision": "float32", "interval": 2, "keep_last_n": -1}
+        return made
+
+    train(run("whole", 4, 1))
+    train(run("resumed", 4, 1), "optimization.steps=2")
+    train(run("resumed", 2, 2), "model.load_checkpoint=latest")
+    assert losses(tmp_path / "resumed") == pytest.approx(losses(tmp_path / "whole"), rel=3e-6)

@@ -15,7 +15,7 @@ from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.data.sample_files import DataError
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.references import ReferenceScale
-from ltx_trainer_plus.preflight import check_run
+from ltx_trainer_plus.preflight import check_equal_forwards, check_run
 from ltx_trainer_plus.strategies.checks import condition_problems, reference_scale
 from tests.unit.config_files import load
 
@@ -254,3 +254,33 @@ def test_references_of_another_model_are_refused(data: Path, reference: Path, tm
     """
     with pytest.raises(ConfigError, match="the reference in reference_latents has 16 channels, the model takes 128"):
         check_run(load(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("probability", "group", "is_refused"), [(0.5, 1, True), (1.0, 1, False), (0.5, 2, False), (0.0, 1, False)]
+)
+def test_a_sharded_run_needs_equally_many_forwards_on_every_rank(
+    data: Path, reference: Path, tmp_path: Path, probability: float, group: int, is_refused: bool
+) -> None:
+    config = load(
+        tmp_path,
+        f"""
+        model: {{model_path: {reference}/ltx-2.3-tiny-monolith.safetensors}}
+        data: {{preprocessed_data_root: {data}, shape_group: {group}}}
+        validation: {{interval: null}}
+        training_strategy:
+          name: flexible
+          video: {{conditions: [{{type: reference, latents_dir: reference_latents, probability: {probability}}}]}}
+        """,
+    )
+    facts = check_run(config)
+    if not is_refused:
+        check_equal_forwards(config, facts)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_equal_forwards(config, facts)
+    assert [str(problem) for problem in error.value.problems] == [
+        "data.shape_group: micro-batches of 2 samples hold several groups, which need forwards of their own "
+        "(references are drawn with a probability below 1). A sharded model takes part in every forward of every "
+        "process, and their numbers would differ (given: 1). Set it to 2, or leave it out."
+    ]

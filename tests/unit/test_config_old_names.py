@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.config import TrainerConfig, load_config, save_config
 from ltx_trainer_plus.config.old_names import OldNameWarning
 from tests.unit.config_files import load, problems
 
@@ -139,3 +139,18 @@ def test_neutral_values_say_nothing_and_new_files_do_not_warn(tmp_path: Path) ->
 )
 def test_contradictions_name_both_fields(tmp_path: Path, text: str, override: str | None, lines: list[str]) -> None:
     assert problems(tmp_path, f"validation: {{{text}}}", *([override] if override else [])) == lines
+
+
+@pytest.mark.parametrize("name", ["text_to_video", "video_to_video"])
+def test_an_older_strategy_is_warned_of_once_where_it_was_written(tmp_path: Path, name: str) -> None:
+    assert loaded(tmp_path, f"training_strategy: {{name: {name}}}")[1] == [f"training_strategy.name: {name}"]
+    assert loaded(tmp_path, "", f"training_strategy.name={name}")[1] == [f"training_strategy.name: {name}"]
+
+
+def test_the_default_strategy_and_what_is_saved_of_an_older_one_warn_of_nothing(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "training_strategy: {first_frame_conditioning_p: 0.5}")[1] == []
+    old, _ = loaded(tmp_path, "training_strategy: {name: video_to_video}")
+    save_config(old, tmp_path / "saved.yaml")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_config(tmp_path / "saved.yaml") == old
