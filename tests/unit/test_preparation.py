@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -151,6 +152,28 @@ def test_without_audio_silent_clips_and_pictures_are_welcome(clips: Path, prepar
     assert not (clips / ".precomputed/audio_latents").exists()
     dataset = PrecomputedDataset(clips, video_dir="latents", audio_dir=None)
     assert [shape.video[1:] for shape in dataset.shapes] == [(2, 1, 2), (2, 1, 2), (1, 1, 1)]
+
+
+def test_sound_that_is_not_finite_is_named_and_leaves_no_file(clips: Path, prepare: Prepare) -> None:
+    path = clips / "b.mkv"
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("libx264", rate=24)
+        video.width, video.height, video.pix_fmt = 80, 48, "yuv420p"
+        audio = container.add_stream("pcm_f32le", rate=16_000, layout="mono")
+        for _ in range(12):
+            picture = av.VideoFrame.from_ndarray(np.zeros((48, 80, 3), np.uint8), format="rgb24")
+            container.mux(video.encode(picture))
+        container.mux(video.encode(None))
+        sound = av.AudioFrame.from_ndarray(np.full((1, 8000), np.nan, np.float32), format="flt", layout="mono")
+        sound.sample_rate, sound.pts = 16_000, 0
+        container.mux(audio.encode(sound))
+    path.with_suffix(".txt").write_text("a grey wave")
+    report = prepare()
+    (skipped,) = report.skipped
+    assert (skipped.item, skipped.reason) == ("b.mkv", "unreadable")
+    assert "the latents of its sound hold numbers that are not finite" in skipped.detail
+    assert report.prepared == ("a",)
+    assert not [name for name in written(clips / ".precomputed") if "b." in name]
 
 
 def test_one_pixel_and_one_frame_make_a_sample(clips: Path, prepare: Prepare) -> None:

@@ -56,15 +56,27 @@ def encode_media(
         if isinstance(loaded, SkipClip):
             yield Skipped(job.clip.item, loaded.reason, loaded.detail, job.clip.name)
             continue
-        notes = {"source": job.clip.item, "bucket": str(loaded.bucket)}
+        video = audio = None
         if job.video is not None:
-            path, made_by = job.video
-            latents = video_vae.encode(frames_to_unit(loaded.frames)[None].to(device), tiled=tiled)[0]
-            write_video_latents(path, latents, fps=loaded.fps, made_by=made_by, notes=notes)
+            video = video_vae.encode(frames_to_unit(loaded.frames)[None].to(device), tiled=tiled)[0]
         if job.audio is not None and audio_vae is not None and loaded.sound is not None:
+            audio = audio_vae.encode(log_mel(loaded.sound.to(device)))[0]
+        # A sound track of floats can hold NaN. Training would stop at such a sample, perhaps hours later.
+        spoilt = [
+            f"the latents of its {what} hold numbers that are not finite"
+            for what, latents in (("pictures", video), ("sound", audio))
+            if latents is not None and not bool(latents.isfinite().all())
+        ]
+        if spoilt:
+            yield Skipped(job.clip.item, "unreadable", " and ".join(spoilt), job.clip.name)
+            continue
+        notes = {"source": job.clip.item, "bucket": str(loaded.bucket)}
+        if job.video is not None and video is not None:
+            path, made_by = job.video
+            write_video_latents(path, video, fps=loaded.fps, made_by=made_by, notes=notes)
+        if job.audio is not None and audio is not None:
             path, made_by = job.audio
-            latents = audio_vae.encode(log_mel(loaded.sound.to(device)))[0]
-            write_audio_latents(path, latents, seconds=loaded.seconds, made_by=made_by, notes=notes)
+            write_audio_latents(path, audio, seconds=loaded.seconds, made_by=made_by, notes=notes)
         yield loaded.bucket
 
 
