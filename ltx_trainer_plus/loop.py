@@ -1,12 +1,15 @@
 """The training loop: steps, and what happens between them at their intervals."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ltx_trainer_plus.bad_steps import BadSteps, StepTrace
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.batch import Batch
+from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.interrupt import StopRequest
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.topology import Topology
@@ -16,7 +19,10 @@ from ltx_trainer_plus.validation.runner import ValidationRunner
 
 
 class Step(Protocol):
-    """One optimizer step (`TrainStep`)."""
+    """One optimizer step (`TrainStep`). `trace` is what the last one trained on."""
+
+    @property
+    def trace(self) -> StepTrace: ...
 
     def __call__(self, batches: Iterator[Batch], /) -> MetricWindow: ...
 
@@ -24,7 +30,12 @@ class Step(Protocol):
 class Saver(Protocol):
     """Writes checkpoints (`CheckpointWriter`)."""
 
-    def save(self, step: int) -> Path: ...
+    @property
+    def has_failed(self) -> bool: ...
+
+    def save(self, step: int) -> None: ...
+
+    def flush(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,12 @@ class TrainingResult:
 
     Attributes:
         step: optimizer steps done in all.
-        weights: the last weights file.
+        weights: the last weights file; None where none could be written.
         interrupted: the run was asked to stop before its last step.
     """
 
     step: int
-    weights: Path
+    weights: Path | None
     interrupted: bool
 
 
@@ -49,6 +60,7 @@ class _Unreported:
     step: int
     metrics: PendingMetrics
     learning_rate: float
+    trace: StepTrace
 
 
 class TrainingLoop:
@@ -57,6 +69,7 @@ class TrainingLoop:
     Args:
         learning_rate: the rate that the next step will use.
         validation: None where the run makes no samples.
+        average: the moving average of the weights, which is validated instead of them.
         stop: tells whether this process was asked to stop; ranks agree on the step after which they do.
     """
 
@@ -72,6 +85,7 @@ class TrainingLoop:
         validation: ValidationRunner | None,
         tracker: Tracker,
         stop: StopRequest,
+        average: WeightAverage | None = None,
     ) -> None:
         self._config = config
         self._topology = topology
@@ -83,7 +97,10 @@ class TrainingLoop:
         self._tracker = tracker
         self._stop = stop
         self._unreported: _Unreported | None = None
-        self._saved: tuple[int, Path] | None = None
+        self._saved: int | None = None
+        self._save_is_overdue = False
+        self._bad_steps = BadSteps(config.optimization.max_bad_steps, topology)
+        self._average = average
 
     def run(self, batches: Iterator[Batch], *, start: int) -> TrainingResult:
         """Train from step `start` (0 for a fresh run) to the last one."""
@@ -98,27 +115,29 @@ class TrainingLoop:
             if step < steps and not interrupted:
                 interrupted = self._between(step)
         self._report(is_last=True)
-        weights = self._save(step)
+        self._save(step)
         if not interrupted and step > start:
             self._validate(step)
-        return TrainingResult(step, weights, interrupted)
+        return TrainingResult(step, self._saver.flush(), interrupted)
 
     def _train(self, step: int, batches: Iterator[Batch]) -> bool:
         """One step; returns whether the run has to stop now."""
         learning_rate = self._learning_rate()
         window = self._step(batches)
-        if self._stop.received:
+        # A checkpoint that could not be written ends the run too; `_save` then raises why.
+        wants_stop = self._stop.received or self._saver.has_failed
+        if wants_stop:
             window.request_stop()
         # The step before is reported while this one still computes: nothing here waits for the device.
-        unreported = _Unreported(step, window.reduce_async(), learning_rate)
+        unreported = _Unreported(step, window.reduce_async(), learning_rate, self._step.trace)
         stop = self._report()
         self._unreported = unreported
         # Alone there is nobody to agree with.
-        return stop or (self._stop.received and self._topology.world_size == 1)
+        return stop or (wants_stop and self._topology.world_size == 1)
 
     def _between(self, step: int) -> bool:
         """What is due after a step; returns whether the run has to stop instead of validating."""
-        saves = _is_due(step, self._config.checkpoints.interval)
+        saves = _is_due(step, self._config.checkpoints.interval) or self._save_is_overdue
         validates = self._validation is not None and _is_due(step, self._config.validation.interval)
         if not (saves or validates):
             return False
@@ -126,7 +145,10 @@ class TrainingLoop:
         if self._report():
             return True
         if saves:
-            self._save(step)
+            # What is skipped now may be the beginning of a divergence: retention would give up the last good one.
+            self._save_is_overdue = self._bad_steps.in_a_row > 0
+            if not self._save_is_overdue:
+                self._save(step)
         if validates:
             self._validate(step)
         self._tracker.restart_clock()
@@ -141,6 +163,7 @@ class TrainingLoop:
             return False
         unreported, self._unreported = self._unreported, None
         metrics = unreported.metrics.read()
+        self._bad_steps.observe(unreported.step, unreported.trace, skipped=metrics.skipped)
         self._tracker.step(
             unreported.step,
             metrics,
@@ -150,14 +173,17 @@ class TrainingLoop:
         )
         return metrics.stop_requested
 
-    def _save(self, step: int) -> Path:
-        if self._saved is None or self._saved[0] != step:
-            self._saved = (step, self._saver.save(step))
-        return self._saved[1]
+    def _save(self, step: int) -> None:
+        if self._saved != step:
+            self._saver.save(step)
+            self._saved = step
 
     def _validate(self, step: int) -> None:
-        if self._validation is not None:
-            self._tracker.samples(self._validation.run(self._handle, step), step)
+        if self._validation is None:
+            return
+        with self._average.applied() if self._average is not None else nullcontext():
+            samples = self._validation.run(self._handle, step)
+        self._tracker.samples(samples, step)
 
 
 def _is_due(step: int, interval: int | None) -> bool:

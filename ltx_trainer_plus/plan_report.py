@@ -38,6 +38,7 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
     shapes = len(set(facts.stream.shapes))
     rows += [
         ("samples", f"{len(facts.dataset)} of {shapes} shape{'s' if shapes > 1 else ''} in {facts.dataset.root}"),
+        ("damaged", "\n".join(f"{name}: {reason}" for name, reason in facts.dataset.unreadable) or "nothing"),
         ("left out", "\n".join(f"{name}: {reason}" for name, reason in facts.dataset.skipped) or "nothing"),
         (
             "global batch",

@@ -151,6 +151,7 @@ def open_dataset(config: TrainerConfig) -> PrecomputedDataset:
         audio_dir=audio.latents_dir if audio else None,
         masks=tuple(masks),
         references=references,
+        skip_unreadable=config.data.on_error == "skip",
     )
 
 

@@ -7,8 +7,10 @@ import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
 
+from ltx_trainer_plus.bad_steps import StepTrace
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
 from ltx_trainer_plus.data.stream import keyed_generator
+from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors
@@ -26,6 +28,7 @@ class TrainStep:
             contexts already.
         seed: with a sample's position in the data stream, the key of its noise and sigmas.
         has_dropout: the model draws from the device's generator.
+        average: the moving average that takes in the weights after each step.
         samples: of this rank in a step, over all its micro-batches.
     """
 
@@ -41,6 +44,7 @@ class TrainStep:
         samples: int,
         max_grad_norm: float,
         has_dropout: bool = False,
+        average: WeightAverage | None = None,
     ) -> None:
         self._handle = handle
         self._optimizer = optimizer
@@ -51,6 +55,9 @@ class TrainStep:
         self._samples = samples
         self._max_grad_norm = max_grad_norm
         self._has_dropout = has_dropout
+        self._average = average
+        self.trace = StepTrace()
+        """What the last step trained on."""
         self._parameters = [parameter for _, parameter in handle.trainable_parameters()]
 
     def __call__(self, batches: Iterator[Batch]) -> MetricWindow:
@@ -60,6 +67,7 @@ class TrainStep:
         is told on the device. Gradients are averaged over the ranks before, so every rank decides alike.
         """
         window = MetricWindow(self._handle.device)
+        self.trace = StepTrace()
         for batch in batches:
             # Gradients are exchanged once per step, with the last micro-batch.
             with nullcontext() if batch.ends_step else self._handle.no_sync():
@@ -71,6 +79,8 @@ class TrainStep:
         self._optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         self._optimizer.step()
         self._scheduler.step()
+        if self._average is not None:
+            self._average.update()
         self._optimizer.zero_grad(set_to_none=True)
         window.set_step(grad_norm=norm, skipped=not_finite)
         return window
@@ -80,17 +90,22 @@ class TrainStep:
         if self._has_dropout:
             # Keyed like everything random, so that a resumed run drops what it would have dropped.
             torch.manual_seed(keyed_generator(self._seed, "dropout", batch.positions[0]).initial_seed())
-        device = self._handle.device
+        device, sigmas = self._handle.device, draws.sigmas()
         batch, draws = batch.to(device, non_blocking=True), draws.to(device, non_blocking=True)
-        inputs = self._strategy.prepare(batch, draws, self._context(batch.text))
+        inputs = self._strategy.prepare(batch, draws, self.context(batch.text))
         video_velocity, audio_velocity = self._handle(video=inputs.video, audio=inputs.audio, perturbations=None)
         losses = training_loss(inputs, video_velocity, audio_velocity)
         # Micro-batches may differ in size, where their samples differ in shape.
-        (losses.total.sum() / self._samples).backward()
-        window.add(inputs, losses)
+        loss = losses.total.sum() / self._samples
+        # Multiplied by one, or by NaN where the loss is infinite: its gradients alone might still be finite, and only
+        # they tell the other ranks.
+        (loss * (1 + 0 * loss.detach())).backward()
+        window.add(inputs, losses, replaced=len(batch.replaced))
+        self.trace.add(batch.names, batch.positions, sigmas, losses.total)
 
     @torch.no_grad()
-    def _context(self, text: TextFeatures) -> TextContext:
+    def context(self, text: TextFeatures) -> TextContext:
+        """What the transformer attends to, from a caption on the device."""
         if text.kind == "context":
             return TextContext(video=text.video, audio=text.audio, mask=text.mask)
         if self._connectors is None:

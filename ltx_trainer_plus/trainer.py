@@ -16,6 +16,7 @@ from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
 from ltx_trainer_plus.data.loader import training_loader
 from ltx_trainer_plus.data.position import DataPosition, data_set_key
 from ltx_trainer_plus.data.stream import SampleStream
+from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.interrupt import StopRequest, follow_parent_death
 from ltx_trainer_plus.loop import TrainingLoop, TrainingResult
 from ltx_trainer_plus.model_handle import ModelHandle
@@ -97,6 +98,7 @@ class Trainer:
             optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
             if state is not None:
                 restore_state(state, named_parameters=handle.trainable_parameters(), optimizer=optimizer)
+            average = self._start_average(handle, state)
             scheduler = create_scheduler(optimizer, config.optimization, steps_done=start)
             tracker = stack.enter_context(
                 Tracker(
@@ -125,6 +127,7 @@ class Trainer:
                 seed=config.seed,
                 samples=config.optimization.batch_size * config.optimization.gradient_accumulation_steps,
                 max_grad_norm=config.optimization.max_grad_norm,
+                average=average,
                 has_dropout=self._lora is not None and self._lora.dropout > 0,
             )
             saver = CheckpointWriter(
@@ -134,10 +137,12 @@ class Trainer:
                 handle,
                 optimizer,
                 scheduler,
+                average,
                 metadata=facts.reference_scale.as_metadata(),
                 data=data,
                 info={"config": config_as_dict(config), "wandb_id": tracker.wandb_id},
             )
+            stack.push(lambda kind, *_: None if kind is KeyboardInterrupt else saver.close())
             validation = None
             if contexts is not None:
                 validation = ValidationRunner(
@@ -161,6 +166,7 @@ class Trainer:
                 validation=validation,
                 tracker=tracker,
                 stop=stop,
+                average=average,
             )
             batches = stack.enter_context(
                 closing(
@@ -174,6 +180,7 @@ class Trainer:
                         accumulation=config.optimization.gradient_accumulation_steps,
                         workers=config.data.num_dataloader_workers,
                         pin_memory=topology.device.type == "cuda",
+                        skip_unreadable=config.data.on_error == "skip",
                         sequence_key=partial(strategy.sequence_key, seed=config.seed),
                     )
                 )
@@ -185,7 +192,7 @@ class Trainer:
                     if config.checkpoints.save_training_state == "off":
                         advice = "It cannot be continued, because checkpoints.save_training_state is off."
                     tracker.progress.say(f"Stopped by {stop.name} after step {result.step}. {advice}")
-                tracker.progress.say(f"Saved: {result.weights}")
+                tracker.progress.say(f"Saved: {result.weights or 'nothing'}")
                 if tracker.wandb_location is not None:
                     tracker.progress.say(f"W&B: {tracker.wandb_location}")
         return result
@@ -242,6 +249,20 @@ class Trainer:
     def _encode_conditions(self, facts: Preflight) -> tuple[GivenSample, ...]:
         requests = sample_requests(with_reference_scale(self._config.validation, facts.reference_scale))
         return encode_conditions(requests, self._config.model.model_path, facts.geometry, self.topology)
+
+    def _start_average(self, handle: ModelHandle, state: TrainingState | None) -> WeightAverage | None:
+        if self._config.checkpoints.ema_decay is None:
+            return None
+        average = WeightAverage(handle, self._config.checkpoints.ema_decay)
+        prefix = "average."
+        saved = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in (state.tensors.items() if state is not None else ())
+            if name.startswith(prefix)
+        }
+        if state is not None and saved:
+            average.restore(saved, state.info["average_updates"])
+        return average
 
     def _load_model(self, facts: Preflight, found: Found | None) -> ModelHandle:
         config, plan = self._config, self.plan

@@ -33,8 +33,10 @@ def main() -> int:
             return 2
 
     # Only now: a mistake in the run file should not wait for torch and diffusers.
+    from ltx_trainer_plus.bad_steps import BadStepsError
     from ltx_trainer_plus.checkpoints.run_folder import RunFolderError
     from ltx_trainer_plus.checkpoints.state import CheckpointError
+    from ltx_trainer_plus.data.sample_files import DataError
     from ltx_trainer_plus.parallel.topology import LaunchError
     from ltx_trainer_plus.plan_report import print_plan
     from ltx_trainer_plus.trainer import Trainer
@@ -49,7 +51,11 @@ def main() -> int:
             trainer.train()
         elif is_main:
             print_plan(config, trainer.plan, trainer.check())
-    except (ConfigError, LaunchError, CheckpointError, RunFolderError) as error:
+    except DataError as error:
+        # A sample that cannot be read is met by one process alone.
+        print(error, file=sys.stderr)
+        return 1
+    except (ConfigError, LaunchError, CheckpointError, RunFolderError, BadStepsError) as error:
         # Every process finds the same fault; one tells.
         if is_main:
             print(error, file=sys.stderr)

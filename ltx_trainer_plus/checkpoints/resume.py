@@ -98,6 +98,10 @@ def _named(path: Path) -> tuple[Checkpoint, list[str]]:
         whole = store.latest()
         offer = f"give {whole.weights} (step {whole.step})" if whole else "there is no whole one beside it: start anew"
         raise CheckpointError(f"model.load_checkpoint: {path} is not whole: {problem}.\n  Instead, {offer}.")
+    if path.name.startswith("ema_"):
+        return Checkpoint(0, path, None), [
+            f"{path.name} holds averaged weights, which no training state belongs to: the step counter starts at 0."
+        ]
     match = _STEP.search(path.name)
     if match is None:
         return Checkpoint(0, path, None), []

@@ -1,8 +1,9 @@
 """The training state: everything beside the weights file that an exact resume needs, in one safetensors file.
 
 Tensors are stored as `parameter.<name>` (the master of a trained parameter, in its own dtype) and
-`optimizer.<key>.<name>`; everything else is JSON in the file's header. Names are parameter names, never indices, so a
-state does not depend on the order or the grouping in which another layout hands its parameters to the optimizer.
+`optimizer.<key>.<name>`, a moving average as `average.<name>`; everything else is JSON in the file's header. Names are
+parameter names, never indices, so a state does not depend on the order or the grouping in which another layout hands
+its parameters to the optimizer.
 Nothing is pickled, and nothing is unpickled.
 """
 
@@ -107,6 +108,7 @@ def collect_state(
     scheduler: Scheduler | None = None,
     level: StateLevel = "full",
     info: Mapping[str, Any] | None = None,
+    averages: Mapping[str, Tensor] | None = None,
     keeps: bool = True,
 ) -> TrainingState:
     """Copy everything out that training will change next, so that the result can be written at leisure.
@@ -115,6 +117,7 @@ def collect_state(
         step: optimizer steps done.
         named_parameters: every trained parameter with its clean name.
         level: `minimal` leaves out the optimizer and the masters.
+        averages: the moving average of each parameter, where the run keeps one.
         info: the trainer's own entries (seed, stream position, resolved configuration, W&B run id, ...): JSON types.
         keeps: False where another process writes the state and this one only helps to gather it (`copied_out`).
 
@@ -134,6 +137,8 @@ def collect_state(
                     tensors[f"optimizer.{key}.{names[id(parameter)]}"] = copied_out(value, keeps=keeps)
                 else:
                     plain.setdefault(names[id(parameter)], {})[key] = value
+        for name, average in (averages or {}).items():
+            tensors[f"average.{name}"] = copied_out(average, keeps=keeps)
     groups = [
         {
             **{key: value for key, value in group.items() if key != "params"},

@@ -2,7 +2,8 @@
 
 A checkpoint of step 250 is `lora_weights_step_00250.safetensors` (or `model_weights_...`), a
 `training_state_step_00250.safetensors` beside it, and the marker `checkpoint_step_00250.json`, written last, with size
-and SHA-256 of each file. Whole means: the marker is there and all of it is true.
+and SHA-256 of each file. With a moving average of the weights there is an `ema_lora_weights_...` too. Whole means: the
+marker is there and all of it is true.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,7 +30,8 @@ Kind = Literal["lora", "full"]
 _PREFIX: dict[Kind, str] = {"lora": "lora_weights", "full": "model_weights"}
 _MARKER = re.compile(r"^checkpoint_step_(\d+)\.json$")
 _WEIGHTS = re.compile(r"^(?:lora|model)_weights_step_(\d+)\.safetensors$")
-_NUMBERED = re.compile(r"^(?:checkpoint|lora_weights|model_weights|training_state)_step_(\d+)\.")
+_NUMBERED = re.compile(r"^(?:checkpoint|(?:ema_)?lora_weights|(?:ema_)?model_weights|training_state)_step_(\d+)\.")
+_BEST = "best_checkpoint.json"
 _TEMPORARY = ".saving"
 _REMOVING = ".removing"
 
@@ -57,17 +60,22 @@ class CheckpointStore:
         weights: Mapping[str, Tensor],
         metadata: Mapping[str, str] | None = None,
         state: TrainingState | None = None,
+        averaged: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write one checkpoint, then retire the oldest beyond `keep_last_n`.
 
         An interruption at any moment leaves every earlier checkpoint whole. Where a whole checkpoint of this step is
         already there, it stays as it is.
 
+        Args:
+            averaged: the weights' moving average, for a weights file of its own.
+
         Returns:
             The path of the weights file.
 
         Raises:
-            CheckpointError: the files could not be written (disk full, ...); the temporary ones are gone again.
+            CheckpointError: something in it is not finite, or the files could not be written (disk full, ...); the
+                temporary ones are gone again.
         """
         marker = self.folder / f"checkpoint_step_{step:05d}.json"
         if marker.exists() and not isinstance(existing := self._read(marker), str):
@@ -76,6 +84,11 @@ class CheckpointStore:
         contents = {f"{_PREFIX[kind]}_step_{step:05d}.safetensors": (weights, {"format": "pt", **(metadata or {})})}
         if state is not None:
             contents[f"training_state_step_{step:05d}.safetensors"] = (state.tensors, state.metadata())
+        if averaged is not None:
+            name = f"ema_{_PREFIX[kind]}_step_{step:05d}.safetensors"
+            contents[name] = (averaged, {"format": "pt", **(metadata or {})})
+        for name, (tensors, _) in contents.items():
+            _check_finite(step, name, tensors)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             files = {name: self._write_temporary(name, *content) for name, content in contents.items()}
@@ -97,6 +110,25 @@ class CheckpointStore:
             ) from error
         self._retire(step)
         return self.folder / next(iter(files))
+
+    def path_of(self, step: int, kind: Kind) -> Path:
+        """The weights file that `save` writes."""
+        return self.folder / f"{_PREFIX[kind]}_step_{step:05d}.safetensors"
+
+    def best(self) -> tuple[int, float] | None:
+        """Step and loss of the checkpoint that is kept for being the best, or None."""
+        try:
+            found = json.loads((self.folder / _BEST).read_text())
+            return int(found["step"]), float(found["loss"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def set_best(self, step: int, loss: float) -> None:
+        """From now on retention spares the checkpoint of `step`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f"{_BEST}{_TEMPORARY}"
+        temporary.write_text(json.dumps({"step": step, "loss": loss}))
+        os.replace(temporary, self.folder / _BEST)
 
     def whole(self) -> list[Checkpoint]:
         """All whole checkpoints in ascending order of step; reads every file to check its sum."""
@@ -206,8 +238,9 @@ class CheckpointStore:
         whole = [
             (step, marker) for step, marker in self._markers() if not isinstance(self._read(marker, sums=False), str)
         ]
+        best = self.best()
         for step, marker in whole[: -max(self.keep_last_n, 1)]:
-            if step == saved_step:
+            if step == saved_step or (best is not None and step == best[0]):
                 continue
             # The marker goes first: a kill in between leaves something that `clean` finishes, not a broken checkpoint.
             removing = marker.with_name(f"{marker.name}{_REMOVING}")
@@ -225,6 +258,16 @@ class CheckpointStore:
 def weights_steps(folder: Path) -> list[int]:
     """Steps of the weights files in a folder, in ascending order, whoever wrote them and whole or not."""
     return sorted({int(match[1]) for path in folder.glob("*.safetensors") if (match := _WEIGHTS.match(path.name))})
+
+
+def _check_finite(step: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"The checkpoint of step {step} is not saved: {key} of {name} holds values that are not finite.\n"
+                "  Earlier checkpoints are untouched. Continue from the last one with a lower "
+                "optimization.learning_rate."
+            )
 
 
 def _sha256(path: Path) -> str:

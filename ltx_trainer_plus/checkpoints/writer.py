@@ -1,28 +1,44 @@
-"""Saving a run's checkpoints: what every rank gives, what the main one writes."""
+"""Saving a run's checkpoints: what is copied out of the model, and the thread that writes it while training goes on."""
 
+import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.checkpoints.adapters import collect_weights, weights_metadata
-from ltx_trainer_plus.checkpoints.state import TrainingState, collect_state
+from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState, collect_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.position import DataPosition
+from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.shards import is_spread
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
 
+logger = logging.getLogger(__name__)
+
+
+class _Contents(NamedTuple):
+    """A checkpoint in memory, which shares nothing with what is trained."""
+
+    step: int
+    weights: dict[str, Tensor]
+    averaged: dict[str, Tensor] | None
+    metadata: dict[str, str]
+    state: TrainingState | None
+
 
 class CheckpointWriter:
-    """Saves the model and the training state.
+    """Saves the model and the training state; at most one checkpoint is being written at a time.
 
     Args:
+        average: the moving average of the weights, or None.
         metadata: header entries of the weights file beside the usual ones.
         data: where in the data stream each step begins.
         info: what the state holds beside tensors (configuration, W&B run id, ...): plain JSON types.
@@ -36,6 +52,7 @@ class CheckpointWriter:
         handle: ModelHandle,
         optimizer: Optimizer,
         scheduler: LRScheduler,
+        average: WeightAverage | None,
         metadata: Mapping[str, str],
         data: DataPosition,
         info: Mapping[str, Any],
@@ -46,40 +63,131 @@ class CheckpointWriter:
         self._handle = handle
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self._average = average
         self._metadata = dict(metadata)
         self._data = data
         self._info = dict(info)
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+        self._written: Path | None = None
 
-    def save(self, step: int) -> Path:
-        """Write the checkpoint of `step`. A collective; returns the path of the weights file on every rank.
+    def save(self, step: int) -> None:
+        """Start writing the checkpoint of `step`; training may go on as soon as this returns. A collective.
 
         Raises:
-            CheckpointError: it could not be written; earlier ones are whole.
+            CheckpointError: the one before could not be written (`checkpoints.on_error: raise`); earlier ones are
+                whole.
         """
+        from_main(self._finish, self._topology)
         # Shards are gathered by all processes; what every process has whole, the main one takes alone.
         is_gathered = any(is_spread(parameter) for _, parameter in self._handle.trainable_parameters())
         collected = self._collect(step) if is_gathered else None
+        from_main(lambda: self._start(collected or self._collect(step)), self._topology)
 
-        def write() -> Path:
-            weights, metadata, state = collected or self._collect(step)
-            return self._store.save(step, self._config.model.training_mode, weights, metadata, state)
+    def flush(self) -> Path | None:
+        """Wait until everything is written. A collective; errors as `save`.
 
-        return from_main(write, self._topology)
+        Returns:
+            The weights file of the last checkpoint that was written, on every rank; None where there is none.
+        """
+        from_main(self._finish, self._topology)
+        return from_main(lambda: self._written, self._topology)
 
-    def _collect(self, step: int) -> tuple[dict[str, Tensor], dict[str, str], TrainingState | None]:
+    @property
+    def has_failed(self) -> bool:
+        """Whether a checkpoint could not be written and the run should end for it. Known to the main process alone."""
+        return self._error is not None and self._config.checkpoints.on_error == "raise"
+
+    def set_best(self, step: int, loss: float) -> bool:
+        """From now on keep the checkpoint of `step`, the last that was saved, as the best. A collective.
+
+        Returns:
+            Whether it could be written.
+        """
+
+        def keep() -> bool:
+            self._finish()
+            if self._written != self._store.path_of(step, self._config.model.training_mode):
+                return False
+            self._store.set_best(step, loss)
+            return True
+
+        return from_main(keep, self._topology)
+
+    def best_loss(self) -> float | None:
+        """The held-out loss of the best checkpoint so far. A collective."""
+
+        def read() -> float | None:
+            best = self._store.best()
+            return best[1] if best is not None else None
+
+        return from_main(read, self._topology)
+
+    def close(self) -> None:
+        """Wait for this process's own writing, at the end of a run that failed. An error is only reported."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            logger.error("%s", self._error)
+            self._error = None
+
+    def _finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            if self._config.checkpoints.on_error == "raise":
+                raise error
+            logger.warning("%s\n  Training goes on without it (checkpoints.on_error: warn).", error)
+
+    def _start(self, contents: _Contents) -> None:
+        # A daemon: a second Ctrl-C ends the process at once, and what is half-written is never taken for a checkpoint.
+        self._thread = threading.Thread(target=self._write, args=(contents,), name="checkpoint writer", daemon=True)
+        self._thread.start()
+
+    def _write(self, contents: _Contents) -> None:
+        try:
+            self._written = self._store.save(
+                contents.step,
+                self._config.model.training_mode,
+                contents.weights,
+                contents.metadata,
+                contents.state,
+                contents.averaged,
+            )
+        except CheckpointError as error:
+            self._error = error
+        except Exception as error:  # nothing else would ever see it
+            self._error = CheckpointError(f"The checkpoint of step {contents.step} could not be saved: {error!r}")
+
+    def _collect(self, step: int) -> _Contents:
         keeps = self._topology.is_main
         level = self._config.checkpoints.save_training_state
         state = None
         if level != "off":
+            average = self._average
             state = collect_state(
                 step=step,
                 named_parameters=self._handle.trainable_parameters(),
                 optimizer=self._optimizer,
                 scheduler=self._scheduler,
                 level=level,
-                info={**self._info, "data": self._data.entries(step)},
+                info={
+                    **self._info,
+                    "data": self._data.entries(step),
+                    "average_updates": average.updates if average else None,
+                },
+                averages=average.tensors() if average else None,
                 keeps=keeps,
             )
         lora = self._config.lora if self._config.model.training_mode == "lora" else None
-        weights = collect_weights(self._handle, lora, self._config.checkpoints.precision, keeps=keeps)
-        return weights, {**self._metadata, **weights_metadata(self._handle, lora, step)}, state
+        precision = self._config.checkpoints.precision
+        weights = collect_weights(self._handle, lora, precision, keeps=keeps)
+        averaged = None
+        if self._average is not None:
+            with self._average.applied():
+                averaged = collect_weights(self._handle, lora, precision, keeps=keeps)
+        metadata = {**self._metadata, **weights_metadata(self._handle, lora, step)}
+        return _Contents(step, weights, averaged, metadata, state)

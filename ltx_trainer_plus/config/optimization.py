@@ -74,6 +74,7 @@ class OptimizationConfig(Section):
     weight_decay: float = Field(default=0.01, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], FromList] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
+    max_bad_steps: int | None = Field(default=10, gt=0)  # skipped (not finite) steps in a row that end the run
 
     def scheduler_arguments(self) -> dict[str, Any]:
         """Every argument that torch's scheduler of this type takes beside the optimizer, defaults filled in.

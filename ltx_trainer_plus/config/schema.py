@@ -67,6 +67,7 @@ class DataConfig(Section):
     preprocessed_data_root: LocalPath
     num_dataloader_workers: int = Field(default=2, ge=0)
     shape_group: int | None = Field(default=None, gt=0)
+    on_error: Literal["raise", "skip"] = "raise"  # skip: another sample takes the place of one that cannot be read
 
 
 class CheckpointsConfig(Section):
@@ -78,6 +79,10 @@ class CheckpointsConfig(Section):
     no_resume: bool = False  # true: take the weights of model.load_checkpoint, not its training state
     # The official default, minimal, drops the optimizer; resuming exactly needs it.
     save_training_state: Annotated[Literal["full", "minimal", "off"], off_is_false("off")] = "full"
+    # Also keep a moving average of what is trained, and validate with it: average = decay * average + rest * weights.
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    keep_best: bool = False  # keep the checkpoint with the lowest held-out loss (validation.loss) beside the last ones
+    on_error: Literal["raise", "warn"] = "raise"  # what a checkpoint that cannot be written does to the run
 
 
 class HubConfig(Section):

@@ -76,6 +76,7 @@ class Batch:
         fps: (B,) float32, None where there is no video.
         audio_latent: (B, C, T, M) or None.
         masks, references: by the name of their folder, with a leading B.
+        replaced: names of samples that could not be read; others among `names` stand in for them.
         ends_step: True when nothing more is added to this rank's optimizer step: synchronise gradients, step.
     """
 
@@ -87,6 +88,7 @@ class Batch:
     audio_latent: Tensor | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     references: Mapping[str, ReferenceClip] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
     ends_step: bool = True
 
     def __len__(self) -> int:

@@ -4,12 +4,14 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Generator, Hashable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ltx_trainer_plus.data.batch import Batch, Sample, collate
+from ltx_trainer_plus.data.sample_files import DataError
 from ltx_trainer_plus.data.stream import SampleStream, micro_batches
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ def training_loader(
     accumulation: int,
     workers: int,
     pin_memory: bool,
+    skip_unreadable: bool = False,
     sequence_key: Callable[[int], Hashable] | None = None,
 ) -> Generator[Batch]:
     """Endless batches of one rank, from the global batch that begins at `start_position` of the stream.
@@ -50,7 +53,8 @@ def training_loader(
 
     Raises:
         ValueError: micro-batches and groups of one shape do not align.
-        DataError: when a sample cannot be read; raised by the batch that it belongs to.
+        DataError: when a sample cannot be read; raised by the batch that it belongs to. With `skip_unreadable` the next
+            readable sample of its shape takes its place, and `Batch.replaced` says so.
     """
     order = micro_batches(
         stream,
@@ -68,7 +72,7 @@ def training_loader(
             global_batch,
         )
     loader = DataLoader(
-        _BatchReader(dataset),
+        _BatchReader(dataset, stream.shapes, skip_unreadable=skip_unreadable),
         batch_size=None,
         sampler=_one_shape_each(order, stream.shapes, accumulation, sequence_key),
         num_workers=workers,
@@ -89,12 +93,40 @@ class _Work(NamedTuple):
 class _BatchReader(Dataset[Batch]):
     """Reads whole batches, so that each is made in one worker."""
 
-    def __init__(self, dataset: Samples) -> None:
+    def __init__(self, dataset: Samples, shapes: tuple[Hashable, ...], *, skip_unreadable: bool) -> None:
         self._dataset = dataset
+        self._shapes = shapes
+        self._skip_unreadable = skip_unreadable
+        self._reported: set[int] = set()
 
     def __getitem__(self, work: _Work) -> Batch:
-        samples = [self._dataset[index] for index, _ in work.items]
-        return collate(samples, [position for _, position in work.items], ends_step=work.ends_step)
+        read = [self._read(index) for index, _ in work.items]
+        return replace(
+            collate([sample for sample, _ in read], [position for _, position in work.items], ends_step=work.ends_step),
+            replaced=tuple(name for _, name in read if name is not None),
+        )
+
+    def _read(self, index: int) -> tuple[Sample, str | None]:
+        """A sample, or the next readable one of its shape and a word on the one that it replaces."""
+        try:
+            return self._dataset[index], None
+        except DataError as error:
+            if not self._skip_unreadable:
+                raise
+            unreadable = error
+        count = len(self._shapes)
+        for neighbour in ((index + distance) % count for distance in range(1, count)):
+            if self._shapes[neighbour] != self._shapes[index]:
+                continue
+            try:
+                sample = self._dataset[neighbour]
+            except DataError:
+                continue
+            if index not in self._reported:
+                self._reported.add(index)
+                logger.warning("%s\n  %s takes its place (data.on_error: skip).", unreadable, sample.name)
+            return sample, str(index)
+        raise DataError(f"{unreadable}\n  data.on_error: skip finds no readable sample of the same shape either.")
 
 
 def _one_shape_each(

@@ -48,10 +48,13 @@ class PrecomputedDataset:
         conditions_dir: name of the folder with captions.
         masks: names of the folders with masks.
         references: names of the folders with references, and what these are.
+        skip_unreadable: a file that is damaged is no error in `shapes`: its sample keeps its number and counts as of
+            the shape of the next readable one.
 
     Attributes:
         names: names of the complete samples, sorted, so that every machine numbers them alike.
         skipped: (name, reason) of every sample that lacks a part.
+        unreadable: (name, reason) of every damaged sample, once `shapes` has been asked for.
 
     Raises:
         DataError: a folder is missing, no sample is complete, or a sample exists twice.
@@ -66,8 +69,11 @@ class PrecomputedDataset:
         conditions_dir: str = "conditions",
         masks: Collection[str] = (),
         references: Mapping[str, Literal["video", "audio"]] | None = None,
+        skip_unreadable: bool = False,
     ) -> None:
         self.root = _data_folder(Path(root))
+        self._skip_unreadable = skip_unreadable
+        self.unreadable: list[tuple[str, str]] = []
         self._video = self._files(video_dir) if video_dir is not None else None
         self._audio = self._files(audio_dir) if audio_dir is not None else None
         text = self._files(conditions_dir)
@@ -163,7 +169,18 @@ class PrecomputedDataset:
         with ThreadPoolExecutor(max_workers=16) as pool:
             results = list(pool.map(self._shape_or_error, range(len(self))))
         errors = [result for result in results if isinstance(result, DataError)]
-        if errors:
+        if self._skip_unreadable and len(errors) < len(results):
+            self.unreadable = [
+                (name, str(result))
+                for name, result in zip(self.names, results, strict=True)
+                if isinstance(result, DataError)
+            ]
+            shape = next(result for result in results if isinstance(result, SampleShape))
+            for index in reversed(range(len(results))):
+                if isinstance(found := results[index], SampleShape):
+                    shape = found
+                results[index] = shape
+        elif errors:
             raise DataError("\n".join(str(error) for error in errors))
         return [result for result in results if isinstance(result, SampleShape)]
 

@@ -63,6 +63,11 @@ class Draws:
     def of_audio(self) -> StreamDraws:
         return StreamDraws(self.audio_sigma, self.audio_noise, self.audio_given, self.audio_references)
 
+    def sigmas(self) -> dict[str, Tensor]:
+        """Noise levels by stream, of those that have any."""
+        named = (("video", self.video_sigma), ("audio", self.audio_sigma))
+        return {stream: sigma for stream, sigma in named if sigma is not None}
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Draws":
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, non_blocking=non_blocking)

@@ -29,11 +29,13 @@ class MetricLog:
         self._log_every = log_every
         self._recent: deque[float] = deque(maxlen=SMOOTHING)
         self._skipped = 0
+        self._replaced = 0
         self._sums: StepMetrics | None = None
         self._steps, self._tokens, self._seconds = 0, 0, 0.0
         for line in earlier:
             self._remember(line.get("loss"))
             self._skipped = line.get("skipped_steps") or 0
+            self._replaced = line.get("replaced_samples") or 0
 
     @property
     def smoothed_loss(self) -> float:
@@ -63,6 +65,7 @@ class MetricLog:
             since the last line were skipped) stays in it.
         """
         self._skipped += metrics.skipped
+        self._replaced += metrics.replaced
         self._tokens += metrics.tokens
         self._seconds += step_time
         self._steps += 1
@@ -83,6 +86,7 @@ class MetricLog:
             "tokens_per_second": ratio(self._tokens, self._seconds),
             "memory_gib": memory_gib,
             "skipped_steps": self._skipped,
+            "replaced_samples": self._replaced,
         }
         self._sums = None
         self._steps, self._tokens, self._seconds = 0, 0, 0.0

@@ -29,9 +29,9 @@ BUCKETS = 10
 
 # One flat vector, so that a step costs one collective and one copy. Each stream has: samples, loss sum, samples per
 # bucket, loss sum per bucket.
-_RANKS, _STOP, _SKIPPED, _GRAD_NORM, _TOKENS, _SAMPLES, _LOSS = range(7)
+_RANKS, _STOP, _SKIPPED, _GRAD_NORM, _TOKENS, _SAMPLES, _LOSS, _REPLACED = range(8)
 _STREAM = 2 + 2 * BUCKETS
-_VIDEO = 7
+_VIDEO = 8
 _AUDIO = _VIDEO + _STREAM
 _SIZE = _AUDIO + _STREAM
 
@@ -46,8 +46,13 @@ class MetricWindow:
         self._sums[_RANKS].fill_(1)
 
     @torch.no_grad()
-    def add(self, inputs: ModelInputs, losses: Losses) -> None:
-        """Count one micro-batch: every trained stream's losses, by its samples' sigmas, and the target tokens."""
+    def add(self, inputs: ModelInputs, losses: Losses, *, replaced: int = 0) -> None:
+        """Count one micro-batch: every trained stream's losses, by its samples' sigmas, and the target tokens.
+
+        Args:
+            replaced: samples of it that stand in for others, which could not be read.
+        """
+        self._sums[_REPLACED].add_(replaced)
         streams = ((_VIDEO, inputs.video, losses.video), (_AUDIO, inputs.audio, losses.audio))
         for start, modality, loss in streams:
             if modality is not None and loss is not None:
@@ -129,6 +134,11 @@ class StepMetrics:
     def skipped(self) -> bool:
         """The optimizer step was left out."""
         return self.sums[_SKIPPED] > 0
+
+    @property
+    def replaced(self) -> int:
+        """Samples that stood in for others, which could not be read."""
+        return int(self.sums[_REPLACED])
 
     @property
     def is_finite(self) -> bool:

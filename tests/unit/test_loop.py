@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ltx_trainer_plus.bad_steps import StepTrace
 from ltx_trainer_plus.loop import TrainingLoop
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.tracking.metrics import MetricWindow
@@ -17,6 +18,8 @@ class Recorder:
     """Step, saver, validation, tracker and stop request of one loop; notes what is asked of them."""
 
     received = False
+    has_failed = False
+    trace = StepTrace()
 
     def __init__(self, *, stop_in_step: int | None = None, seconds: float = 0.0) -> None:
         self.log: list[Any] = []
@@ -26,7 +29,7 @@ class Recorder:
         self._since = 0.0
         self._steps = 0
 
-    def step(self, _batches: Any) -> MetricWindow:
+    def __call__(self, _batches: Any) -> MetricWindow:
         self._steps += 1
         time.sleep(self._seconds)
         window = MetricWindow("cpu")
@@ -35,9 +38,11 @@ class Recorder:
             window.request_stop()
         return window
 
-    def save(self, step: int) -> Path:
+    def save(self, step: int) -> None:
         self.log.append(("save", step))
-        return Path(f"step_{step}")
+
+    def flush(self) -> Path:
+        return Path("weights")
 
     def run(self, _handle: Any, step: int) -> list[Any]:
         self.log.append(("validate", step))
@@ -57,7 +62,7 @@ class Recorder:
 
 def loop_over(recorder: Recorder, *, steps: int, interval: int | None, world_size: int) -> TrainingLoop:
     config = SimpleNamespace(
-        optimization=SimpleNamespace(steps=steps),
+        optimization=SimpleNamespace(steps=steps, max_bad_steps=None),
         validation=SimpleNamespace(skip_initial_validation=True, interval=interval),
         checkpoints=SimpleNamespace(interval=interval),
     )
@@ -66,7 +71,7 @@ def loop_over(recorder: Recorder, *, steps: int, interval: int | None, world_siz
         config,  # type: ignore[arg-type]
         Topology(rank=0, local_rank=0, world_size=world_size, device=torch.device("cpu")),
         None,  # type: ignore[arg-type]
-        step=recorder.step,
+        step=recorder,
         learning_rate=lambda: 1.0,
         saver=recorder,
         validation=recorder,  # type: ignore[arg-type]

@@ -113,6 +113,7 @@ def test_a_logged_line_has_the_documented_keys() -> None:
         "tokens_per_second": 20.0,
         "memory_gib": 1.5,
         "skipped_steps": 0,
+        "replaced_samples": 0,
     }
 
 
