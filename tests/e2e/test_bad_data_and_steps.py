@@ -98,14 +98,14 @@ def test_too_many_bad_steps_in_a_row_end_the_run_save_nothing_and_name_samples_a
     assert len(metrics(Path(settings["output_dir"]))) == 2  # the third ended it
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_corrupt_sample_ends_the_run_by_name(settings: Settings, data: Path, workers: int) -> None:
     _spoil(data)
     with pytest.raises(DataError, match=r"clip_02\.safetensors: 1 of 1024 numbers are not finite"):
         train(settings, f"data.num_dataloader_workers={workers}")
 
 
-@pytest.mark.parametrize("damage", ["numbers", "file"])
+@pytest.mark.parametrize("damage", ["file", pytest.param("numbers", marks=pytest.mark.slow)])
 def test_a_corrupt_sample_is_replaced_by_its_neighbour_counted_and_moves_nothing(
     settings: Settings, data: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -268,7 +268,7 @@ def test_the_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(base: 
     assert latest.step == 4
 
 
-@pytest.mark.parametrize("on_error", ["raise", "warn"])
+@pytest.mark.parametrize("on_error", ["raise", pytest.param("warn", marks=pytest.mark.slow)])
 def test_a_full_disk_leaves_the_earlier_checkpoint_whole(base: Settings, tmp_path: Path, on_error: str) -> None:
     """A limit on the size of files stands for the disk: writing beyond it fails in the same calls."""
     output = tmp_path / "run"
@@ -296,6 +296,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole(base: Settings, tmp_pat
     assert not list(output.rglob("*.saving"))
 
 
+@pytest.mark.slow
 def test_a_wandb_that_dies_in_the_middle_does_not_stop_the_training(base: Settings, tmp_path: Path) -> None:
     output = tmp_path / "run"
     run_file = write_run_file(tmp_path / "run.yaml", endless(base, output, wandb={"enabled": True}))

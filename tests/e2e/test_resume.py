@@ -51,7 +51,13 @@ def assert_same_state(one: TrainingState, other: TrainingState) -> None:
     assert one.info["data"] == other.info["data"]
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        name if name in ("linear", "cosine_with_restarts") else pytest.param(name, marks=pytest.mark.slow)
+        for name in SCHEDULERS
+    ],
+)
 def test_half_and_half_is_the_whole_bit_for_bit_with_every_scheduler(settings: Settings, scheduler: str) -> None:
     """Accumulation 2, a stop in the middle of an epoch (5 samples, 4 a step), dropout."""
     settings["lora"] = {**settings["lora"], "dropout": 0.3}
