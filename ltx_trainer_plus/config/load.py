@@ -51,8 +51,8 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
         try:
             given = read_yaml(Path(path))
             tree = _merged(tree, given)
-            written.update(given.get("validation") or ())
-            names_strategy |= "name" in (given.get("training_strategy") or ())
+            written.update(_keys(given.get("validation")))
+            names_strategy |= "name" in _keys(given.get("training_strategy"))
         except ValueError as error:
             problems.append(Problem(str(path), str(error)))
     for override in overrides:
@@ -105,6 +105,11 @@ def _defaults() -> dict[str, Any]:
     tree = config_as_dict(config)
     del tree["model"]["model_path"], tree["data"]["preprocessed_data_root"]
     return {**tree, "training_strategy": {"name": DEFAULT_STRATEGY}}
+
+
+def _keys(section: Any) -> set[str]:
+    # What is no section is reported later, when the types are checked.
+    return set(section) if isinstance(section, dict) else set()
 
 
 def _merged(below: Any, above: Any) -> Any:

@@ -339,3 +339,9 @@ def test_sampling_arguments_have_the_official_defaults(tmp_path: Path) -> None:
     assert flow.sampling_arguments() == {"std": 1.0, "eps": 1e-3, "uniform_prob": 0.1}
     flow = load(tmp_path, "flow_matching: {timestep_sampling_mode: uniform}").flow_matching
     assert flow.sampling_arguments() == {"min_value": 0.0, "max_value": 1.0}
+
+
+@pytest.mark.parametrize("section", ["validation", "training_strategy", "optimization"])
+@pytest.mark.parametrize("value", ["1.5", "true", "text", "[{}]", "[[1]]"])
+def test_a_value_in_place_of_a_section_is_a_problem_with_its_path(tmp_path: Path, section: str, value: str) -> None:
+    assert any(section in line for line in problems(tmp_path, f"{section}: {value}"))
