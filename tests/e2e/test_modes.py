@@ -1,6 +1,5 @@
 """Every training mode trains on official prepared data, as its run file says."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,49 +8,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from tests.modes import MODES, mode_run
 from tests.runs import losses, metrics, train
-
-MODES = json.loads((Path(__file__).parents[1] / "reference/strategies.json").read_text())
-# Modes that the reference numbers do not have, and one with everything at once.
-MODES["audio_extension"] = {"audio": {"conditions": [{"type": "prefix", "temporal_boundary": 5}]}}
-MODES["audio_inpainting"] = {"audio": {"conditions": [{"type": "mask", "mask_dir": "audio_masks"}]}}
-MODES["audio_ic"] = {"audio": {"conditions": [{"type": "reference", "latents_dir": "reference_audio_latents"}]}}
-MODES["composition"] = {
-    "video": {
-        "conditions": [
-            {"type": "reference", "latents_dir": "reference_latents", "probability": 0.5},
-            {"type": "first_frame", "probability": 0.5},
-            {"type": "mask", "mask_dir": "video_masks", "probability": 0.5},
-        ]
-    },
-    "audio": {
-        "conditions": [
-            {"type": "suffix", "temporal_boundary": 3, "probability": 0.5},
-            {"type": "reference", "latents_dir": "reference_audio_latents", "probability": 0.5},
-        ]
-    },
-}
-
-
-def settings(reference: Path, output: Path, strategy: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": {"model_path": str(reference / "ltx-2.3-tiny-monolith.safetensors")},
-        "lora": {"rank": 4, "alpha": 4},
-        "training_strategy": strategy,
-        "optimization": {"steps": 2, "batch_size": 2, "learning_rate": 1e-3},
-        "acceleration": {"mixed_precision_mode": "no"},
-        "data": {"preprocessed_data_root": str(reference / "official-precomputed"), "num_dataloader_workers": 0},
-        "validation": {"interval": None},
-        "checkpoints": {"precision": "float32", "save_training_state": "off"},
-        "device": "cpu",
-        "output_dir": str(output),
-    }
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_trains_on_official_data(mode: str, reference: Path, tmp_path: Path) -> None:
     body = MODES[mode]
-    result = train(settings(reference, tmp_path / "run", {"name": "flexible", **body}))
+    result = train(mode_run(reference, tmp_path / "run", {"name": "flexible", **body}))
     lines = metrics(tmp_path / "run")
     assert len(lines) == 2
     trained = {f"loss/{stream}" for stream in body if body[stream].get("is_generated", True)}
@@ -67,7 +31,7 @@ def test_every_mode_trains_on_official_data(mode: str, reference: Path, tmp_path
 
 
 def test_a_weights_file_names_the_scale_of_its_references(reference: Path, tmp_path: Path) -> None:
-    result = train(settings(reference, tmp_path / "run", {"name": "flexible", **MODES["v2v_ic"]}))
+    result = train(mode_run(reference, tmp_path / "run", {"name": "flexible", **MODES["v2v_ic"]}))
     with safe_open(result.weights, "pt") as file:
         header = file.metadata()
     assert {key: value for key, value in header.items() if key.startswith("reference")} == {
@@ -80,7 +44,7 @@ def test_a_weights_file_names_the_scale_of_its_references(reference: Path, tmp_p
 def test_conditions_do_not_depend_on_how_the_batch_is_spread(shape_group: int, reference: Path, tmp_path: Path) -> None:
     curves = []
     for batch, accumulation in ((4, 1), (2, 2), (1, 4)) if shape_group == 1 else ((4, 1), (2, 2)):
-        run = settings(reference, tmp_path / f"{batch}x{accumulation}", {"name": "flexible", **MODES["composition"]})
+        run = mode_run(reference, tmp_path / f"{batch}x{accumulation}", {"name": "flexible", **MODES["composition"]})
         run["optimization"] |= {"steps": 3, "batch_size": batch, "gradient_accumulation_steps": accumulation}
         run["data"]["shape_group"] = shape_group
         train(run)
@@ -102,13 +66,13 @@ def test_an_older_strategy_trains_like_the_flexible_one_that_it_means(
     else:
         old = {}
         new = {"video": {"conditions": [reference_condition, first_frame]}}
-    train(settings(reference, tmp_path / "old", {"name": name, "first_frame_conditioning_p": 0.5, **old}))
-    train(settings(reference, tmp_path / "new", {"name": "flexible", **new}))
+    train(mode_run(reference, tmp_path / "old", {"name": name, "first_frame_conditioning_p": 0.5, **old}))
+    train(mode_run(reference, tmp_path / "new", {"name": "flexible", **new}))
     assert losses(tmp_path / "old") == losses(tmp_path / "new")
 
 
 def test_the_older_data_folder_trains_with_the_older_strategy(reference: Path, tmp_path: Path) -> None:
-    run = settings(reference, tmp_path / "run", {"name": "text_to_video"})
+    run = mode_run(reference, tmp_path / "run", {"name": "text_to_video"})
     run["model"]["model_path"] = str(reference / "ltx-2-tiny-monolith.safetensors")
     run["data"]["preprocessed_data_root"] = str(reference / "official-precomputed-legacy")
     train(run)
@@ -119,7 +83,7 @@ def test_a_run_resumed_with_another_batch_size_draws_the_same_references(referen
     """References are drawn by groups, and a resumed run keeps the groups of the one that it continues."""
 
     def run(name: str, batch: int, accumulation: int) -> dict[str, Any]:
-        made = settings(reference, tmp_path / name, {"name": "flexible", **MODES["composition"]})
+        made = mode_run(reference, tmp_path / name, {"name": "flexible", **MODES["composition"]})
         made["optimization"] |= {"steps": 4, "scheduler_type": "constant"}
         made["optimization"] |= {"batch_size": batch, "gradient_accumulation_steps": accumulation}
         made["checkpoints"] = {"precision": "float32", "interval": 2, "keep_last_n": -1}

@@ -11,7 +11,7 @@ import torch
 from ltx_trainer_plus.config import ConfigError
 from ltx_trainer_plus.config.conditions import CONDITION_ENTRIES
 from ltx_trainer_plus.strategies.conditions import CONDITIONS
-from tests.e2e.test_modes import settings
+from tests.modes import mode_run
 from tests.runs import losses, train
 
 
@@ -45,16 +45,16 @@ def test_a_condition_is_added_in_the_way_of_the_readme(reference: Path, tmp_path
     def strategy(**changes: object) -> dict[str, object]:
         return {"name": "flexible", "video": {"conditions": [condition | changes]}}
 
-    result = train(settings(reference, tmp_path / "run", strategy()))
+    result = train(mode_run(reference, tmp_path / "run", strategy()))
     assert result.step == 2
     assert all(torch.isfinite(torch.tensor(losses(tmp_path / "run"))))
     # It holds, and with a probability only sometimes: the same draws give another loss.
-    train(settings(reference, tmp_path / "never", strategy(probability=0.0)))
+    train(mode_run(reference, tmp_path / "never", strategy(probability=0.0)))
     assert losses(tmp_path / "never")[0] != losses(tmp_path / "run")[0]
     saved = (tmp_path / "run/training_config.yaml").read_text()
     assert f"type: {example}" in saved
     with pytest.raises(ConfigError, match=r"training_strategy\.video\.conditions\.0\.every: must be at least 2"):
-        train(settings(reference, tmp_path / "wrong", strategy(every=1)))
+        train(mode_run(reference, tmp_path / "wrong", strategy(every=1)))
     audio_only = {"name": "flexible", "audio": {"conditions": [condition]}}
     with pytest.raises(ConfigError, match=f"{example} is for video only"):
-        train(settings(reference, tmp_path / "audio", audio_only))
+        train(mode_run(reference, tmp_path / "audio", audio_only))
