@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.preflight import Preflight, validates
 from ltx_trainer_plus.validation.checks import forwards_per_sample
@@ -26,6 +27,7 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
     rows = [
         ("model", f"{config.model.model_path}, {facts.num_blocks} blocks"),
         ("streams", f"video {config.training_strategy.video_role}, audio {config.training_strategy.audio_role}"),
+        ("given", _given(config, facts)),
         (
             "layout",
             f"{plan.layout}, {world} process{'es' if world > 1 else ''} on {plan.topology.device.type}, {dtype}",
@@ -51,6 +53,20 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
         ("run folder", str(config.output_dir)),
     ]
     return rows
+
+
+def _given(config: TrainerConfig, facts: Preflight) -> str:
+    lines = []
+    for name, stream in (("video", config.training_strategy.video), ("audio", config.training_strategy.audio)):
+        for entry in stream.conditions if stream else ():
+            fields = entry.model_dump(exclude={"type", "probability"})
+            details = ", ".join(f"{key} {value}" for key, value in fields.items())
+            always = "" if entry.probability == 1 else f", in {entry.probability:.0%} of the samples"
+            lines.append(f"{name}: {entry.type}{f' ({details})' if details else ''}{always}")
+    scale = facts.reference_scale
+    if scale != ReferenceScale():
+        lines.append(f"video references are smaller by {scale.spatial} in size and by {scale.temporal} in frame rate")
+    return "\n".join(lines) or "nothing"
 
 
 def _validation(config: TrainerConfig) -> str:

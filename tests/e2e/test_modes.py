@@ -1,12 +1,14 @@
 """Every training mode trains on official prepared data, as its run file says."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.modes import MODES, mode_run
 from tests.runs import losses, metrics, train
@@ -93,3 +95,39 @@ def test_a_run_resumed_with_another_batch_size_draws_the_same_references(referen
     train(run("resumed", 4, 1), "optimization.steps=2")
     train(run("resumed", 2, 2), "model.load_checkpoint=latest")
     assert losses(tmp_path / "resumed") == pytest.approx(losses(tmp_path / "whole"), rel=3e-6)
+
+
+def test_files_of_every_kind_and_shape_train_together(reference: Path, tmp_path: Path) -> None:
+    """Latents, masks, references and captions, each old, new or ours from sample to sample, of two sizes."""
+    data = Path(shutil.copytree(reference / "official-precomputed", tmp_path / "data"))
+
+    def rewrite(kind: str, index: int, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        path = data / f"{kind}/clips/clip_0{index}.pt"
+        torch.save(change(torch.load(path, weights_only=True)), path)
+
+    def as_tokens(entries: dict[str, Any]) -> dict[str, Any]:
+        sizes = dict(zip(("num_frames", "height", "width"), entries["latents"].shape[1:], strict=True))
+        return {**entries, **sizes, "latents": entries["latents"].flatten(1).T.contiguous()}
+
+    for kind in ("latents", "reference_latents"):  # as old files hold them
+        rewrite(kind, 0, as_tokens)
+    for kind, key in (("latents", "latents"), ("reference_latents", "latents"), ("video_masks", "mask")):  # as ours
+        path = data / f"{kind}/clips/clip_01.pt"
+        save_file({key: torch.load(path, weights_only=True)[key]}, path.with_suffix(".safetensors"), {"fps": "24.0"})
+        path.unlink()
+    caption = data / "conditions/clips/clip_01.pt"
+    caption.unlink()
+    contexts = {"video_context": torch.randn(128, 32), "audio_context": torch.randn(128, 16)}
+    save_file(contexts, caption.with_suffix(".safetensors"))
+    for index in (2, 3):  # of half the width
+        rewrite("latents", index, lambda entries: {**entries, "latents": entries["latents"][..., :2].clone()})
+        rewrite("reference_latents", index, lambda entries: {**entries, "latents": entries["latents"][..., :1].clone()})
+        rewrite("video_masks", index, lambda entries: {"mask": entries["mask"][..., :2].clone()})
+    strategy = {"name": "flexible", **MODES["composition"]}
+    for batch_size in (1, 2):
+        run = mode_run(reference, tmp_path / str(batch_size), strategy)
+        run["data"]["preprocessed_data_root"] = str(data)
+        run["optimization"] |= {"batch_size": batch_size, "steps": 8}  # the first: more than an epoch
+        train(run)
+        assert len(losses(tmp_path / str(batch_size))) == 8
+        assert all(line["grad_norm"] > 0 for line in metrics(tmp_path / str(batch_size)))
