@@ -1,5 +1,6 @@
 """scripts/sample.py: what a run's own validation made, made again outside training."""
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ltx_trainer_plus.media.video import read_video
 from scripts import sample
 from tests.launch import accelerate_command, run
 from tests.runs import VALIDATION, joint_run, train, write_prepared_data
-from tests.unit.media_files import make_video
+from tests.unit.media_files import assert_same_media, make_video
 
 FLAGS = ("--size", "64x64x9", "validation.inference_steps=2", "validation.stg_blocks=[1]", "device=cpu")
 
@@ -44,8 +45,8 @@ def test_a_run_file_and_its_lora_make_the_samples_of_the_runs_validation(trained
     assert status == 0
     made = sorted((folder / "again").iterdir())
     assert [path.name for path in made] == ["sample_1.mp4", "sample_2.mp4", "sample_3.mp4"]
-    validated = [trained / "samples" / f"step_000002_{index}.mp4" for index in (1, 2, 3)]
-    assert [path.read_bytes() for path in made] == [path.read_bytes() for path in validated]
+    for index, path in enumerate(made, start=1):
+        assert_same_media(path, trained / "samples" / f"step_000002_{index}.mp4")
 
 
 def test_two_processes_share_the_samples_and_make_the_same_files(trained: Path, folder: Path) -> None:
@@ -54,14 +55,14 @@ def test_two_processes_share_the_samples_and_make_the_same_files(trained: Path, 
     for index in (1, 2, 3):
         assert str(folder / "shared" / f"sample_{index}.mp4") in finished.output
         validated = trained / "samples" / f"step_000002_{index}.mp4"
-        assert (folder / "shared" / f"sample_{index}.mp4").read_bytes() == validated.read_bytes()
+        assert_same_media(folder / "shared" / f"sample_{index}.mp4", validated)
 
 
 def test_flags_alone_are_enough(tiny_pipeline: Path, trained: Path, folder: Path) -> None:
     base = ["--model-path", str(tiny_pipeline), "--prompt", 'a "cat": ${x}', "--seed", "3", *FLAGS]
     condition = f"{{type: first_frame, image_or_video: {folder / 'clip.mp4'}}}"
     lora = next((trained / "checkpoints").glob("lora_weights_*.safetensors"))
-    made = {}
+    files = {}
     for name, more in {
         "base": [],
         "lora": ["--lora", str(lora)],
@@ -71,10 +72,12 @@ def test_flags_alone_are_enough(tiny_pipeline: Path, trained: Path, folder: Path
     }.items():
         output = folder / f"{name}.mp4"
         assert sample.main([*base, *more, "--output", str(output)]) == 0
-        made[name] = output.read_bytes()
+        files[name] = output
     assert read_video(folder / "base.mp4").frames.shape == (9, 64, 64, 3)
-    assert made["nothing added"] == made["base"]
-    assert len({made[name] for name in ("base", "lora", "given", "other seed")}) == 4
+    assert_same_media(files["nothing added"], files["base"])
+    for one, other in combinations(("base", "lora", "given", "other seed"), 2):
+        with pytest.raises(AssertionError):
+            assert_same_media(files[one], files[other])
 
 
 def test_fully_trained_weights_take_the_place_of_the_base(tiny_pipeline: Path, folder: Path) -> None:
@@ -86,7 +89,7 @@ def test_fully_trained_weights_take_the_place_of_the_base(tiny_pipeline: Path, f
     train(settings)
     config = str(folder / "full" / "training_config.yaml")
     assert sample.main([config, "--lora", "latest", "--output", str(folder / "full.mp4")]) == 0
-    assert (folder / "full.mp4").read_bytes() == (folder / "full/samples/step_000001_1.mp4").read_bytes()
+    assert_same_media(folder / "full.mp4", folder / "full/samples/step_000001_1.mp4")
 
 
 def test_what_cannot_be_sampled_is_said(
@@ -128,12 +131,12 @@ def test_a_loras_reference_scale_is_read_from_its_file(
     base = ["--model-path", str(tiny_pipeline), "--prompt", "a cat", "--lora", str(half), *FLAGS]
     clip = folder / "clip.mp4"
 
-    def sampled(name: str, scale: str) -> bytes:
+    def sampled(name: str, scale: str) -> Path:
         condition = f"{{type: reference, video: {clip}{scale}}}"
         assert sample.main([*base, "--condition", condition, "--output", str(folder / name)]) == 0
-        return (folder / name).read_bytes()
+        return folder / name
 
-    assert sampled("open.mp4", "") == sampled("two.mp4", ", downscale_factor: 2")
+    assert_same_media(sampled("open.mp4", ""), sampled("two.mp4", ", downscale_factor: 2"))
     condition = f"{{type: reference, video: {clip}, downscale_factor: 1}}"
     assert sample.main([*base, "--condition", condition]) == 2
     assert (

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from ltx_trainer_plus.models.lora import add_lora
 from ltx_trainer_plus.parallel.collectives import gather_objects
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.cache import PromptContexts
+from ltx_trainer_plus.validation.conditions import encode_conditions
+from ltx_trainer_plus.validation.requests import sample_requests
 from ltx_trainer_plus.validation.runner import ValidationRunner
+from tests.unit.media_files import make_sound, make_video
 
 MODEL, OUTPUT, LAYOUT = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 TARGETS = [f"transformer_blocks.0.{attention}.to_q" for attention in ("attn1", "audio_attn1")]
@@ -50,21 +54,49 @@ def text(seed: int) -> TextContext:
     return TextContext(torch.randn(1, 8, 64, generator=generator), torch.randn(1, 8, 32, generator=generator))
 
 
-def validation(topology: Topology, folder: Path, samples: int, **changes: Any) -> ValidationRunner:
-    prompts = [f"prompt {index}" for index in range(samples)]
+def every_condition(topology: Topology) -> list[list[dict[str, Any]]]:
+    """All eight kinds of condition in four samples; beside one that needs no negative prompt stands one that does."""
+    clip, sound, mask = (str(OUTPUT / name) for name in ("clip.mp4", "tone.wav", "cells.pt"))
+    if topology.is_main:  # the only process that reads them
+        make_video(Path(clip), 17)
+        make_sound(Path(sound), 1.0)
+        torch.save({"mask": torch.tensor([[[1.0, 0.0], [0.0, 0.0]]] * 2)}, mask)
+    return [
+        [{"type": "video_to_audio", "video": clip}],
+        [
+            {"type": "first_frame", "image_or_video": clip},
+            {"type": "reference", "video": clip, "downscale_factor": 2, "include_in_output": True},
+            {"type": "prefix", "audio": sound, "duration": 0.1},
+        ],
+        [{"type": "audio_to_video", "audio": sound}],
+        [
+            {"type": "mask", "video": clip, "mask": mask},
+            {"type": "spatial_crop", "video": clip, "spatial_region": [32, 32, 64, 64]},
+            {"type": "suffix", "audio": sound, "duration": 0.1},
+        ],
+    ]
+
+
+def validation(
+    topology: Topology, folder: Path, count: int, should_stop: Callable[[], bool] | None = None, **changes: Any
+) -> ValidationRunner:
+    prompts = [f"prompt {index}" for index in range(count)]
     fields = {
         "samples": [{"prompt": prompt, "seed": index} for index, prompt in enumerate(prompts)],
         "video_dims": [32, 32, 9],
         "inference_steps": 2,
         "stg_blocks": None,  # all: needs the number of blocks
     }
+    config = ValidationConfig.model_validate({**fields, **changes})
     return ValidationRunner(
-        ValidationConfig.model_validate({**fields, **changes}),
+        config,
         PromptContexts({prompt: text(index) for index, prompt in enumerate(prompts)}, text(99)),
         model_path=MODEL,
         geometry=LatentGeometry(),
         topology=topology,
         output_dir=folder,
+        given=encode_conditions(sample_requests(config), MODEL, LatentGeometry(), topology),
+        should_stop=should_stop,
     )
 
 
@@ -116,6 +148,19 @@ def main() -> None:
             "skips_all_blocks": any(p is not None and len(p.video_self) == handle.num_blocks for p in forwards),
             "isolates": any(p is not None and len(p.audio_to_video) == handle.num_blocks for p in forwards),
         }
+    forwards.clear()
+    conditioned = [
+        {"prompt": f"prompt {index}", "conditions": conditions}
+        for index, conditions in enumerate(every_condition(topology))
+    ]
+    changes = {"samples": conditioned, "video_dims": [64, 64, 9], "audio_cfg_scale": 1.0}
+    files = validation(topology, OUTPUT / "conditions", 4, **changes).run(handle, 250)
+    mine["conditions"] = {"files": [file.path.name for file in files], "forwards": len(forwards)}
+    forwards.clear()
+    # Only the last rank is asked to stop, after its first denoising step.
+    is_asked = topology.rank == topology.world_size - 1
+    stopped = validation(topology, OUTPUT / "stopped", 3, should_stop=lambda: is_asked).run(handle, 250)
+    mine["stopped"] = {"files": len(stopped), "forwards": len(forwards)}
     mine["losses"] = training_losses(topology, None)
     mine["losses_with_validation"] = training_losses(topology, validation(topology, OUTPUT / "training", 1))
     everyones = gather_objects(mine, topology)
