@@ -84,7 +84,11 @@ def read_config(given: argparse.Namespace) -> TrainerConfig:
         overrides.append(f"validation.samples=[{', '.join(samples)}]")
     # Neither data nor a training state is read here, and they may be on another machine.
     fixed = ["data.preprocessed_data_root=.", "model.load_checkpoint=null", "validation.interval=1"]
-    return load_config(given.files, [*overrides, *given.overrides, *fixed])
+    config = load_config(given.files, [*overrides, *given.overrides, *fixed])
+    # A flag is meant for every sample, also for those that say otherwise in the run file.
+    own = [name for name, flag in (("video_dims", given.size), ("seed", given.seed)) if flag is not None]
+    own = [f"validation.samples.{index}.{name}=null" for index in range(len(config.validation.samples)) for name in own]
+    return load_config(given.files, [*overrides, *own, *given.overrides, *fixed]) if own else config
 
 
 def _value(value: object) -> str:

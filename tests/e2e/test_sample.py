@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from ltx_trainer_plus.media.video import read_video
 from scripts import sample
 from tests.launch import accelerate_command, run
-from tests.runs import VALIDATION, joint_run, train, write_prepared_data
+from tests.runs import VALIDATION, joint_run, train, write_prepared_data, write_run_file
 from tests.unit.media_files import assert_same_media, make_video
 
 FLAGS = ("--size", "64x64x9", "validation.inference_steps=2", "validation.stg_blocks=[1]", "device=cpu")
@@ -47,6 +47,17 @@ def test_a_run_file_and_its_lora_make_the_samples_of_the_runs_validation(trained
     assert [path.name for path in made] == ["sample_1.mp4", "sample_2.mp4", "sample_3.mp4"]
     for index, path in enumerate(made, start=1):
         assert_same_media(path, trained / "samples" / f"step_000002_{index}.mp4")
+
+
+def test_flags_count_for_every_sample_of_a_run_file(folder: Path) -> None:
+    samples = [{"prompt": "a", "video_dims": [64, 64, 9], "seed": 5}, {"prompt": "b"}]
+    run_file = write_run_file(
+        folder / "own.yaml", {"model": {"model_path": str(folder)}, "validation": {"samples": samples}}
+    )
+    given = sample.parse_arguments([str(run_file), "--size", "32x32x17", "--seed", "0", "validation.samples.1.seed=7"])
+    validation = sample.read_config(given).validation
+    assert [validation.dims_of(one) for one in validation.samples] == [(32, 32, 17)] * 2
+    assert [validation.seed_of(one) for one in validation.samples] == [0, 7]
 
 
 def test_two_processes_share_the_samples_and_make_the_same_files(trained: Path, folder: Path) -> None:
