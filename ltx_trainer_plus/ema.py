@@ -20,6 +20,7 @@ class WeightAverage:
     """
 
     def __init__(self, handle: ModelHandle, decay: float) -> None:
+        self._handle = handle
         self._decay = decay
         self._parameters: dict[str, Parameter] = dict(handle.trainable_parameters())
         self._averages = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
@@ -56,6 +57,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        self._handle.reshard()
         for name, parameter in self._parameters.items():
             weights = parameter.detach().clone()
             parameter.copy_(self._averages[name])

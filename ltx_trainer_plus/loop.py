@@ -1,7 +1,8 @@
 """The training loop: steps, and what happens between them at their intervals."""
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,10 @@ from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.tracking.metrics import MetricWindow, PendingMetrics
 from ltx_trainer_plus.tracking.tracker import Tracker
-from ltx_trainer_plus.validation.runner import ValidationRunner
+from ltx_trainer_plus.validation.held_out import HeldOutLoss
+from ltx_trainer_plus.validation.runner import SamplesError, ValidationRunner
+
+logger = logging.getLogger(__name__)
 
 
 class Step(Protocol):
@@ -36,6 +40,10 @@ class Saver(Protocol):
     def save(self, step: int) -> None: ...
 
     def flush(self) -> Path | None: ...
+
+    def best_loss(self) -> float | None: ...
+
+    def set_best(self, step: int, loss: float) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class TrainingLoop:
     Args:
         learning_rate: the rate that the next step will use.
         validation: None where the run makes no samples.
+        held_out: scores the model on samples apart; None where the run has none.
         average: the moving average of the weights, which is validated instead of them.
         stop: tells whether this process was asked to stop; ranks agree on the step after which they do.
     """
@@ -85,6 +94,7 @@ class TrainingLoop:
         validation: ValidationRunner | None,
         tracker: Tracker,
         stop: StopRequest,
+        held_out: HeldOutLoss | None = None,
         average: WeightAverage | None = None,
     ) -> None:
         self._config = config
@@ -101,12 +111,14 @@ class TrainingLoop:
         self._save_is_overdue = False
         self._bad_steps = BadSteps(config.optimization.max_bad_steps, topology)
         self._average = average
+        self._held_out = held_out
 
     def run(self, batches: Iterator[Batch], *, start: int) -> TrainingResult:
         """Train from step `start` (0 for a fresh run) to the last one."""
         steps = self._config.optimization.steps
         if start == 0 and not self._config.validation.skip_initial_validation:
             self._validate(0)
+            self._score(0)
         self._tracker.restart_clock()
         step, interrupted = start, False
         while step < steps and not interrupted:
@@ -118,6 +130,7 @@ class TrainingLoop:
         self._save(step)
         if not interrupted and step > start:
             self._validate(step)
+            self._score(step)
         return TrainingResult(step, self._saver.flush(), interrupted)
 
     def _train(self, step: int, batches: Iterator[Batch]) -> bool:
@@ -139,7 +152,8 @@ class TrainingLoop:
         """What is due after a step; returns whether the run has to stop instead of validating."""
         saves = _is_due(step, self._config.checkpoints.interval) or self._save_is_overdue
         validates = self._validation is not None and _is_due(step, self._config.validation.interval)
-        if not (saves or validates):
+        scores = self._held_out is not None and _is_due(step, self._config.validation.loss_interval)
+        if not (saves or validates or scores):
             return False
         # A launcher that has asked to stop soon kills: the samples would cost the checkpoint.
         if self._report():
@@ -149,6 +163,8 @@ class TrainingLoop:
             self._save_is_overdue = self._bad_steps.in_a_row > 0
             if not self._save_is_overdue:
                 self._save(step)
+        if scores:
+            self._score(step)
         if validates:
             self._validate(step)
         self._tracker.restart_clock()
@@ -181,9 +197,33 @@ class TrainingLoop:
     def _validate(self, step: int) -> None:
         if self._validation is None:
             return
-        with self._average.applied() if self._average is not None else nullcontext():
-            samples = self._validation.run(self._handle, step)
+        try:
+            with self._validated_weights():
+                samples = self._validation.run(self._handle, step)
+        except SamplesError as error:
+            if self._config.validation.on_error == "raise":
+                raise
+            if self._topology.is_main:
+                logger.warning("%s\n  Training goes on without them (validation.on_error: warn).", error)
+            return
         self._tracker.samples(samples, step)
+
+    def _score(self, step: int) -> None:
+        if self._held_out is None:
+            return
+        with self._validated_weights():
+            score = self._held_out.score(self._handle)
+        is_best = False
+        # After a bad step nothing is saved.
+        if self._config.checkpoints.keep_best and step > 0 and not self._bad_steps.in_a_row:
+            best = self._saver.best_loss()
+            if best is None or score.total < best:
+                self._save(step)
+                is_best = self._saver.set_best(step, score.total)
+        self._tracker.held_out(score.as_metrics(), step, is_best=is_best)
+
+    def _validated_weights(self) -> AbstractContextManager[None]:
+        return self._average.applied() if self._average is not None else nullcontext()
 
 
 def _is_due(step: int, interval: int | None) -> bool:

@@ -40,6 +40,7 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
     shapes = len(set(facts.stream.shapes))
     rows += [
         ("samples", f"{len(facts.dataset)} of {shapes} shape{'s' if shapes > 1 else ''} in {facts.dataset.root}"),
+        ("held out", str(len(facts.held_out)) if facts.held_out is not None else "nothing"),
         ("damaged", "\n".join(f"{name}: {reason}" for name, reason in facts.dataset.unreadable) or "nothing"),
         ("left out", "\n".join(f"{name}: {reason}" for name, reason in facts.dataset.skipped) or "nothing"),
         (

@@ -1,11 +1,14 @@
 """Everything that can be wrong with a run, found from metadata before anything expensive starts."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ltx_trainer_plus.config import ConfigError, Problem, TrainerConfig
 from ltx_trainer_plus.config.conditions import MaskCondition, ReferenceCondition
+from ltx_trainer_plus.config.validation import HeldOutConfig
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.data.sample_files import DataError
 from ltx_trainer_plus.data.stream import SampleStream
@@ -28,6 +31,7 @@ class Preflight:
     """What the checks found out on the way, so that the run need not look again.
 
     Attributes:
+        held_out: samples that are scored and never trained on, or None.
         stream: the order in which samples are trained on.
         needs_connectors: the data holds text features before the connectors.
         reachable: names of the transformer's parameters that this run's loss reaches.
@@ -38,6 +42,7 @@ class Preflight:
 
     geometry: LatentGeometry
     dataset: PrecomputedDataset
+    held_out: PrecomputedDataset | None
     stream: SampleStream
     needs_connectors: bool
     num_blocks: int
@@ -65,6 +70,13 @@ def check_run(config: TrainerConfig) -> Preflight:
         shapes = dataset.shapes
     except DataError as error:
         problems.append(Problem("data.preprocessed_data_root", str(error)))
+    held_out: PrecomputedDataset | None = None
+    if not problems and config.validation.loss is not None:
+        try:
+            dataset, held_out = _split(config, config.validation.loss, dataset)
+            shapes = dataset.shapes
+        except DataError as error:
+            problems.append(Problem("validation.loss", str(error)))
     if problems:  # the checks below need both
         raise ConfigError(problems)
     geometry = LatentGeometry.of(transformer.config)
@@ -79,8 +91,10 @@ def check_run(config: TrainerConfig) -> Preflight:
             targets = lora_target_names(transformer, config.lora.target_modules, reachable)
         except ValueError as error:
             problems.append(Problem("lora.target_modules", str(error)))
-    needs_connectors = any(shape.text_kind == "features" for shape in shapes)
+    scored = held_out.shapes if held_out is not None else []
+    needs_connectors = any(shape.text_kind == "features" for shape in [*shapes, *scored])
     problems += _data_problems(dataset, transformer.config)
+    problems += _data_problems(held_out, transformer.config) if held_out is not None else []
     unfit = condition_problems(config.training_strategy, dataset, geometry)
     problems += unfit
     scale = ReferenceScale() if unfit else reference_scale(config.training_strategy, dataset)
@@ -97,6 +111,7 @@ def check_run(config: TrainerConfig) -> Preflight:
     return Preflight(
         geometry=geometry,
         dataset=dataset,
+        held_out=held_out,
         stream=SampleStream(shapes, seed=config.seed, shape_group=config.shape_group),
         needs_connectors=needs_connectors,
         num_blocks=transformer.num_blocks,
@@ -133,8 +148,43 @@ def check_equal_forwards(config: TrainerConfig, facts: Preflight) -> None:
         )
 
 
-def open_dataset(config: TrainerConfig) -> PrecomputedDataset:
-    """The prepared samples of the streams that this run uses, with their masks and references."""
+def _split(
+    config: TrainerConfig, settings: HeldOutConfig, dataset: PrecomputedDataset
+) -> tuple[PrecomputedDataset, PrecomputedDataset]:
+    """What is trained on, and what is held out."""
+    if settings.preprocessed_data_root is not None:
+        held_out = open_dataset(config, settings.preprocessed_data_root)
+        if held_out.root.resolve() == dataset.root.resolve():
+            raise DataError(
+                "preprocessed_data_root is the data that is trained on: give another folder, or a fraction."
+            )
+        return dataset, held_out
+    assert settings.fraction is not None
+    # By name, so that a sample stays on its side when others are added.
+    places = {name: _place(name) for name in dataset.names}
+    chosen = {name for name, place in places.items() if place < settings.fraction} or {
+        min(places, key=places.__getitem__)
+    }
+    rest = places.keys() - chosen
+    if not rest:
+        raise DataError(
+            f"fraction: {settings.fraction:g} of {len(places)} samples leaves nothing to train on. Lower it, or "
+            "prepare more samples."
+        )
+    return dataset.only(rest), dataset.only(chosen)
+
+
+def _place(name: str) -> float:
+    """A number in [0, 1) that depends on nothing but the name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+
+
+def open_dataset(config: TrainerConfig, root: Path | None = None) -> PrecomputedDataset:
+    """The prepared samples of the streams that this run uses, with their masks and references.
+
+    Args:
+        root: another folder than the configuration's.
+    """
     video, audio = config.training_strategy.video, config.training_strategy.audio
     masks: dict[str, None] = {}
     references: dict[str, Literal["video", "audio"]] = {}
@@ -146,7 +196,7 @@ def open_dataset(config: TrainerConfig) -> PrecomputedDataset:
             elif isinstance(condition, ReferenceCondition):
                 references[condition.latents_dir] = name
     return PrecomputedDataset(
-        config.data.preprocessed_data_root,
+        root or config.data.preprocessed_data_root,
         video_dir=video.latents_dir if video else None,
         audio_dir=audio.latents_dir if audio else None,
         masks=tuple(masks),

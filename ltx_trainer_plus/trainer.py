@@ -33,6 +33,7 @@ from ltx_trainer_plus.train_step import TrainStep
 from ltx_trainer_plus.validation.cache import encode_validation_prompts
 from ltx_trainer_plus.validation.conditions import encode_conditions
 from ltx_trainer_plus.validation.given import GivenSample
+from ltx_trainer_plus.validation.held_out import HeldOutLoss
 from ltx_trainer_plus.validation.requests import sample_requests, with_reference_scale
 from ltx_trainer_plus.validation.runner import ValidationRunner
 
@@ -166,6 +167,7 @@ class Trainer:
                 validation=validation,
                 tracker=tracker,
                 stop=stop,
+                held_out=self._held_out(facts, strategy, step),
                 average=average,
             )
             batches = stack.enter_context(
@@ -249,6 +251,19 @@ class Trainer:
     def _encode_conditions(self, facts: Preflight) -> tuple[GivenSample, ...]:
         requests = sample_requests(with_reference_scale(self._config.validation, facts.reference_scale))
         return encode_conditions(requests, self._config.model.model_path, facts.geometry, self.topology)
+
+    def _held_out(self, facts: Preflight, strategy: FlexibleStrategy, step: TrainStep) -> HeldOutLoss | None:
+        settings = self._config.validation.loss
+        if settings is None or facts.held_out is None:
+            return None
+        return HeldOutLoss(
+            facts.held_out,
+            strategy,
+            step.context,
+            self.topology,
+            levels=settings.sigmas,
+            seed=self._config.validation.seed,
+        )
 
     def _start_average(self, handle: ModelHandle, state: TrainingState | None) -> WeightAverage | None:
         if self._config.checkpoints.ema_decay is None:

@@ -18,7 +18,7 @@ from ltx_trainer_plus.config.validation_checks import condition_path_problems, v
 
 def contradictions(config: TrainerConfig) -> list[Problem]:
     """Settings that are fine one by one, and cannot work together."""
-    checks = (_batch, _streams, _schedule, _sampling, _validation, _checkpoints)
+    checks = (_batch, _streams, _schedule, _sampling, _validation, _held_out, _checkpoints)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -46,6 +46,35 @@ def _checkpoints(config: TrainerConfig) -> Iterator[Problem]:
             "would delete the checkpoint that was just written",
             0,
             "Set it to 1 or more, or to -1 to keep all",
+        )
+    if config.checkpoints.keep_best and config.validation.loss is None:
+        yield Problem(
+            "checkpoints.keep_best",
+            "the best checkpoint is the one with the lowest held-out loss, and this run computes none",
+            True,
+            "Set validation.loss: {fraction: 0.05}, or checkpoints.keep_best: false",
+            involves=("validation.loss",),
+        )
+
+
+def _held_out(config: TrainerConfig) -> Iterator[Problem]:
+    settings = config.validation.loss
+    if settings is None:
+        return
+    if (settings.preprocessed_data_root is None) == (settings.fraction is None):
+        yield Problem(
+            "validation.loss",
+            "needs exactly one of preprocessed_data_root (samples prepared apart) and fraction (of the data set)",
+            NOT_GIVEN,
+            "Set validation.loss: {fraction: 0.05}, for example",
+        )
+    if config.validation.loss_interval is None:
+        yield Problem(
+            "validation.loss.interval",
+            "is null, and so is validation.interval: the loss would never be computed",
+            None,
+            "Set validation.loss.interval to a number of steps, or validation.loss: null",
+            involves=("validation.interval",),
         )
 
 
@@ -185,6 +214,14 @@ def _path_problems(config: TrainerConfig) -> Iterator[Problem]:
             "does not exist",
             model.load_checkpoint,
             "Give a checkpoint file or a folder that holds some, latest for this run's own folder, or null",
+        )
+    held_out = config.validation.loss.preprocessed_data_root if config.validation.loss is not None else None
+    if held_out is not None and not held_out.is_dir():
+        yield Problem(
+            "validation.loss.preprocessed_data_root",
+            "is no folder" if held_out.exists() else "does not exist",
+            held_out,
+            "Give a folder that scripts/process_dataset.py wrote, or validation.loss.fraction",
         )
     if not root.is_dir():
         yield Problem(

@@ -1,10 +1,10 @@
 """The `validation` section: what is generated during training, how often, and with which guidance."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ltx_trainer_plus.config.base import FromList, Section
+from ltx_trainer_plus.config.base import FromList, LocalPath, Section
 from ltx_trainer_plus.config.strategy import StreamRole
 from ltx_trainer_plus.config.validation_conditions import Conditions, Stream, frozen_stream
 
@@ -29,6 +29,16 @@ class SampleConfig(Section):
     seed: Seed | None = None
 
 
+class HeldOutConfig(Section):
+    """The held-out loss. Exactly one of `preprocessed_data_root` (samples prepared apart) and `fraction` (of the data
+    set: chosen by the hash of their names, and never trained on). `interval: null` = validation.interval."""
+
+    preprocessed_data_root: LocalPath | None = None
+    fraction: float | None = Field(default=None, gt=0, lt=1)
+    sigmas: int = Field(default=4, gt=0)  # noise levels of each sample: quantiles of what training draws
+    interval: int | None = Field(default=None, gt=0)
+
+
 class ValidationConfig(Section):
     """Samples and sampling. `interval: null` means never, at start and end included."""
 
@@ -51,6 +61,13 @@ class ValidationConfig(Section):
     generate_audio: bool = True
     generate_video: bool = True
     skip_initial_validation: bool = False
+    loss: HeldOutConfig | None = None
+    on_error: Literal["raise", "warn"] = "raise"  # what samples that cannot be made do to the run
+
+    @property
+    def loss_interval(self) -> int | None:
+        """Steps between two held-out losses; None = there are none."""
+        return None if self.loss is None else self.loss.interval or self.interval
 
     def dims_of(self, sample: SampleConfig) -> tuple[int, int, int]:
         """Width, height and frames of a sample."""

@@ -1,5 +1,6 @@
 """Prepared data sets on disk: which samples are complete, and what each holds."""
 
+import copy
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,20 @@ class PrecomputedDataset:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def only(self, names: Collection[str]) -> "PrecomputedDataset":
+        """The same data set with these of its samples alone, in its order.
+
+        Raises:
+            ValueError: none is left.
+        """
+        part = copy.copy(self)
+        part.__dict__.pop("shapes", None)
+        part.names = [name for name in self.names if name in names]
+        part.unreadable = []
+        if not part.names:
+            raise ValueError("no sample is left")
+        return part
 
     def __getitem__(self, index: int) -> Sample:
         """Reads one sample.

@@ -34,8 +34,9 @@ class MetricLog:
         self._steps, self._tokens, self._seconds = 0, 0, 0.0
         for line in earlier:
             self._remember(line.get("loss"))
-            self._skipped = line.get("skipped_steps") or 0
-            self._replaced = line.get("replaced_samples") or 0
+            # A line of a held-out loss has neither.
+            self._skipped = line.get("skipped_steps") or self._skipped
+            self._replaced = line.get("replaced_samples") or self._replaced
 
     @property
     def smoothed_loss(self) -> float:

@@ -1,7 +1,7 @@
 """Where a run's numbers and samples go: `metrics.jsonl`, W&B and the terminal, from the main process alone."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -90,6 +90,16 @@ class Tracker:
         if line is not None:
             self._jsonl.write(line)
             self._wandb.log(line, step)
+
+    def held_out(self, metrics: Mapping[str, float], step: int, *, is_best: bool) -> None:
+        """Report a held-out loss: a line of its own."""
+        if self._jsonl is None:
+            return
+        line = {"step": step, **metrics}
+        self._jsonl.write(line)
+        self._wandb.log(line, step)
+        best = ", the best so far: its checkpoint is kept" if is_best else ""
+        self.progress.say(f"held-out loss after step {step}: {metrics['held_out']:.6f}{best}")
 
     def samples(self, samples: Sequence[Sample], step: int) -> None:
         """Report validation samples, which lie on disk."""

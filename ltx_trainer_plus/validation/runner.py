@@ -17,6 +17,7 @@ from ltx_trainer_plus.flow.schedule import inference_sigmas
 from ltx_trainer_plus.media.audio import write_wav
 from ltx_trainer_plus.media.mel import SAMPLE_RATE
 from ltx_trainer_plus.model_handle import ModelHandle
+from ltx_trainer_plus.models.shards import is_spread
 from ltx_trainer_plus.parallel.collectives import any_process, gather_objects
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.tracking.progress import TrainingProgress
@@ -91,6 +92,9 @@ class ValidationRunner:
 
         Returns:
             All files of all ranks, in the order of the run file, on every rank.
+
+        Raises:
+            SamplesError: some rank could not make its samples; on every rank.
         """
         return self.generate(handle, lambda request: self._folder / f"step_{step:06d}_{request.index + 1}")
 
@@ -100,25 +104,42 @@ class ValidationRunner:
         Args:
             stem: a sample's file without its suffix, which depends on what is made.
         """
-        device = self._topology.device
-        files = []
-        with torch.no_grad(), _untouched_randomness(device):
-            with handle.evaluating():
-                denoised = self._denoise_all(handle)
-            # Only now, so that no rank's forward waits for another rank's decoding.
-            decoder = SampleDecoder(self._model_path, self._geometry, device)
-            for request, (video, audio) in denoised[: len(self._own())]:
-                if self._should_stop is not None and self._should_stop():
-                    break
-                given = self._given[request.index]
-                name = stem(request)
-                path = write_sample(name, decoder.decode(request, video, audio, given.shown))
-                for sound in given.heard:
-                    write_wav(name.with_name(f"{name.name}_reference.wav"), sound, SAMPLE_RATE)
-                files.append(SampleFile(path, request.prompt, request.index + 1, request.frame_rate))
+        files: list[SampleFile] = []
+        failure: Exception | None = None
+        with torch.no_grad(), _untouched_randomness(self._topology.device):
+            try:
+                with handle.evaluating():
+                    denoised = self._denoise_all(handle)
+                # Only now, so that no rank's forward waits for another rank's decoding.
+                self._write_own(denoised[: len(self._own())], stem, files)
+            except Exception as error:
+                failure = error
         self._progress.validation_done()
-        everyones = gather_objects(files, self._topology)
-        return sorted((file for rank in everyones for file in rank), key=lambda file: file.index)
+        told = f"process {self._topology.rank}: {type(failure).__name__}: {failure}" if failure else None
+        everyones = gather_objects((files, told), self._topology)
+        if failures := [told for _, told in everyones if told is not None]:
+            raise SamplesError("The samples could not be made:\n" + "\n".join(f"  {told}" for told in failures)) from (
+                failure
+            )
+        return sorted((file for rank, _ in everyones for file in rank), key=lambda file: file.index)
+
+    def _write_own(
+        self,
+        denoised: Sequence[tuple[SampleRequest, tuple[Tensor | None, Tensor | None]]],
+        stem: Callable[[SampleRequest], Path],
+        files: list[SampleFile],
+    ) -> None:
+        """Decode and write this rank's samples; what is written is noted in `files`."""
+        decoder = SampleDecoder(self._model_path, self._geometry, self._topology.device)
+        for request, (video, audio) in denoised:
+            if self._should_stop is not None and self._should_stop():
+                break
+            given = self._given[request.index]
+            name = stem(request)
+            path = write_sample(name, decoder.decode(request, video, audio, given.shown))
+            for sound in given.heard:
+                write_wav(name.with_name(f"{name.name}_reference.wav"), sound, SAMPLE_RATE)
+            files.append(SampleFile(path, request.prompt, request.index + 1, request.frame_rate))
 
     def _own(self) -> tuple[SampleRequest, ...]:
         """The samples that this rank makes."""
@@ -142,14 +163,21 @@ class ValidationRunner:
         return reduce(Forwards.together_with, together, NO_FORWARDS)
 
     def _denoise_all(self, handle: ModelHandle) -> list[tuple[SampleRequest, tuple[Tensor | None, Tensor | None]]]:
-        """This rank's samples denoised; none when the ranks were asked to stop."""
+        """This rank's samples denoised; none when the ranks were asked to stop, or one of them failed."""
         try:
-            return [
+            denoised = [
                 (request, self._denoise(handle, request, self._forwards_of_round(number)))
                 for number, request in enumerate(self._dealt())
             ]
         except _Stopped:
             return []
+        except Exception:
+            # The others ask after each denoising step, and once more at the end. A sharded model cannot wait for that:
+            # its other ranks are inside a forward that needs this one, and end when this process does.
+            if not any(is_spread(parameter) for parameter in handle.meta_module.parameters()):
+                any_process(True, self._topology)
+            raise
+        return [] if any_process(False, self._topology) else denoised
 
     def _denoise(
         self, handle: ModelHandle, request: SampleRequest, forwards: Forwards
@@ -168,10 +196,14 @@ class ValidationRunner:
         def on_step(denoising_step: int) -> None:
             self._progress.validation(request.index + 1, samples, denoising_step, steps)
             # Asked by all ranks at the same step, so that they end at the same forward.
-            if self._should_stop is not None and any_process(self._should_stop(), self._topology):
+            if any_process(self._should_stop is not None and self._should_stop(), self._topology):
                 raise _Stopped
 
         return denoise(handle, state, self._guidance, self._sigmas, on_step, at_least=forwards)
+
+
+class SamplesError(RuntimeError):
+    """Samples could not be made; every rank raises it alike, with what went wrong on which."""
 
 
 class _Stopped(Exception):
