@@ -22,7 +22,8 @@ def test_a_misspelt_key_is_named_with_its_section_and_the_nearest_real_key(tmp_p
         ("optimization: {rank: 4}", "optimization.rank: unknown key (given: 4). Did you mean lora.rank?"),
         (
             "interval: 5",
-            "interval: unknown key (given: 5). Did you mean validation.interval or validation.loss.interval or checkpoints.interval?",
+            "interval: unknown key (given: 5). Did you mean validation.interval or validation.loss.interval or "
+            "checkpoints.interval?",
         ),
         ("lora: {Rank: 4}", "lora.Rank: unknown key (given: 4). Did you mean lora.rank?"),
         (
