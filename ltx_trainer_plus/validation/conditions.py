@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ltx_trainer_plus.config import ConfigError
+from ltx_trainer_plus.config import ConfigError, Problem
 from ltx_trainer_plus.config.validation_conditions import (
     AudioToVideoCondition,
     ReferenceCondition,
@@ -23,7 +23,7 @@ from ltx_trainer_plus.flow.positions import (
 )
 from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
 from ltx_trainer_plus.media.geometry import frames_to_unit
-from ltx_trainer_plus.media.mel import log_mel
+from ltx_trainer_plus.media.mel import SAMPLE_RATE, log_mel
 from ltx_trainer_plus.models.components import AudioVAE, VideoVAE, load_audio_vae, load_video_vae
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
@@ -76,6 +76,10 @@ class _Encoders:
             return self._video.encode(frames_to_unit(clip)[None].to(self._device), tiled=True).cpu()
         if self._audio is None:
             self._audio = load_audio_vae(self._model_path, torch.float32, self._device)
+            if self._audio.sample_rate != SAMPLE_RATE:
+                text = f"its audio VAE takes sound at {self._audio.sample_rate} Hz; only {SAMPLE_RATE} Hz is known"
+                remedy = "Leave out conditions on the sound, or use an LTX-2 or LTX-2.3 pipeline folder"
+                raise ConfigError([Problem("model.model_path", text, self._model_path, remedy)])
         return self._audio.encode(log_mel(clip.to(self._device))).cpu()
 
     def release(self) -> None:

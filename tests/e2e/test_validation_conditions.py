@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from ltx_trainer_plus.config import ConfigError
 from ltx_trainer_plus.media.video import read_video
 from ltx_trainer_plus.validation import runner
-from tests.launch import ROOT, launch_environment
+from scripts import train as train_script
 from tests.runs import VALIDATION, joint_run, metrics, train, write_prepared_data, write_run_file
 from tests.unit.media_files import make_video
 
@@ -49,27 +47,27 @@ def test_older_names_still_make_the_samples_that_they_ask_for(tiny_pipeline: Pat
 
 
 def test_a_dry_run_reads_the_files_of_conditions_and_warns_of_older_names_once(
-    tiny_pipeline: Path, folder: Path
+    tiny_pipeline: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     condition = {"type": "video_to_audio", "video": str(folder / "clip.mp4")}
     samples = [{"prompt": "a ball", "conditions": [condition]}, {"prompt": "a bell"}]
     broken = settings(tiny_pipeline, folder, "dry", samples=samples, video_dims=[64, 64, 33], guidance_scale=3.0)
     run_file = write_run_file(folder / "dry.yaml", broken)
+    monkeypatch.setenv("COLUMNS", "200")
 
-    def dry_run(*overrides: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "scripts/train.py", str(run_file), *overrides, "--dry-run"]
-        return subprocess.run(
-            command, cwd=ROOT, env=launch_environment({"COLUMNS": "200"}), capture_output=True, text=True
-        )
+    def dry_run(*overrides: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["train.py", str(run_file), *overrides, "--dry-run"])
+        status = train_script.main()
+        return status, *capsys.readouterr()
 
-    finished = dry_run()
-    assert finished.returncode == 2
-    assert "validation.samples.0.conditions.0.video" in finished.stderr
-    assert "it has 17 frames at 24 frames per second, and 33 are needed" in finished.stderr
-    finished = dry_run("validation.video_dims=[64,64,17]")
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr.count("validation.guidance_scale is an older name") == 1
-    assert "2 samples x 8 forwards" in finished.stdout
+    status, _, errors = dry_run()
+    assert status == 2
+    assert "validation.samples.0.conditions.0.video" in errors
+    assert "it has 17 frames at 24 frames per second, and 33 are needed" in errors
+    status, plan, errors = dry_run("validation.video_dims=[64,64,17]")
+    assert status == 0, errors
+    assert errors.count("validation.guidance_scale is an older name") == 1
+    assert "2 samples x 8 forwards" in plan
 
 
 def test_a_run_refuses_files_that_it_cannot_use_before_it_starts(tiny_pipeline: Path, folder: Path) -> None:
