@@ -67,7 +67,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ValueError("this file does not hold a configuration (lines of key: value)")
-    return _texts_as_keys(tree)
+    try:
+        return _texts_as_keys(tree)
+    except RecursionError:
+        raise ValueError("this file has an anchor (&name) that contains itself (*name)") from None
 
 
 def read_value(text: str) -> Any:

@@ -43,15 +43,15 @@ def test_a_saved_checkpoint_has_the_fixed_names_and_reads_back(tmp_path: Path) -
 
 def test_retention_is_numeric_and_minus_one_keeps_all(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "one", keep_last_n=1)
-    for step in (9000, 10000, 100000):
+    for step in (9000, 10000, 99000, 100000):
         save(store, step)
         assert steps(store) == [step]
     assert len(list((tmp_path / "one").iterdir())) == 3
 
     store = CheckpointStore(tmp_path / "all", keep_last_n=-1)
-    for step in (9000, 10000, 100000):
+    for step in (9000, 10000, 99000, 100000):
         save(store, step)
-    assert steps(store) == [9000, 10000, 100000]
+    assert steps(store) == [9000, 10000, 99000, 100000]
 
 
 def test_retention_counts_what_an_earlier_process_left_and_never_the_broken_ones(tmp_path: Path) -> None:

@@ -345,3 +345,8 @@ def test_sampling_arguments_have_the_official_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["1.5", "true", "text", "[{}]", "[[1]]"])
 def test_a_value_in_place_of_a_section_is_a_problem_with_its_path(tmp_path: Path, section: str, value: str) -> None:
     assert any(section in line for line in problems(tmp_path, f"{section}: {value}"))
+
+
+def test_an_anchor_that_contains_itself_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "wandb: {tags: &a [*a]}")
+    assert "contains itself" in problem
