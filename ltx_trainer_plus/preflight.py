@@ -97,6 +97,8 @@ def check_run(config: TrainerConfig) -> Preflight:
     problems += _data_problems(held_out, transformer.config) if held_out is not None else []
     unfit = condition_problems(config.training_strategy, dataset, geometry)
     problems += unfit
+    if held_out is not None and not unfit:
+        problems += condition_problems(config.training_strategy, held_out, geometry)
     scale = ReferenceScale() if unfit else reference_scale(config.training_strategy, dataset)
     if needs_connectors:
         problems += [

@@ -284,3 +284,17 @@ def test_a_sharded_run_needs_equally_many_forwards_on_every_rank(
         "(references are drawn with a probability below 1). A sharded model takes part in every forward of every "
         "process, and their numbers would differ (given: 1). Set it to 2, or leave it out."
     ]
+
+
+def test_held_out_samples_must_fit_the_conditions_too(data: Path, reference: Path, tmp_path: Path) -> None:
+    change(data, "video_masks/clips/clip_02.pt", mask=torch.ones(3, 4, 8))
+    text = f"""
+    model: {{model_path: {reference}/ltx-2.3-tiny-monolith.safetensors}}
+    data: {{preprocessed_data_root: {reference}/official-precomputed}}
+    validation: {{interval: null, loss: {{preprocessed_data_root: {data}, interval: 10}}}}
+    training_strategy:
+      name: flexible
+      video: {{conditions: [{{type: mask, mask_dir: video_masks}}]}}
+    """
+    with pytest.raises(ConfigError, match=r"sample clips/clip_02: its mask is of size 3 × 4 × 8"):
+        check_run(load(tmp_path, text))
