@@ -81,7 +81,7 @@ def take_old_names(tree: dict[str, Any], written: Collection[str]) -> list[Probl
     if not isinstance(validation, dict):
         return []
     raw = {name: validation.pop(name) for name in _OldNames.model_fields if name in validation}
-    given = {name: value for name, value in raw.items() if value is not None and value not in _NEUTRAL.get(name, ())}
+    given = {name: value for name, value in raw.items() if value is not None and not _is_neutral(name, value)}
     try:
         _OldNames.model_validate(given)
     except ValidationError as error:
@@ -106,6 +106,11 @@ def warn_of_strategy(name: str) -> None:
         "first_frame_conditioning_p is the probability of a condition {type: first_frame} in video.conditions"
     )
     warnings.warn(text, OldNameWarning, stacklevel=3)
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    # By type too: true is not the factor 1.
+    return any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL.get(name, ()))
 
 
 def _contradictions(given: dict[str, Any], written: Collection[str]) -> list[Problem]:
