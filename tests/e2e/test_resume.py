@@ -227,3 +227,18 @@ def test_latest_passes_over_a_damaged_checkpoint_by_name_and_continues_exactly(
     assert f"Passed over: {file}_step_00004.safetensors" in caplog.text
     assert losses(folder) == expected
     assert json.loads((folder / "checkpoints" / "checkpoint_step_00004.json").read_text())["step"] == 4
+
+
+def test_the_wandb_run_is_continued_and_a_branch_is_a_run_of_its_own(settings: Settings, tmp_path: Path) -> None:
+    settings["wandb"] = {"enabled": True}
+    train(settings)
+    first = final_state(checkpoint(settings, 4).parent, 4).info["wandb_id"]
+    assert first
+    train(settings, "model.load_checkpoint=latest", "optimization.steps=5")
+    assert final_state(checkpoint(settings, 5).parent, 5).info["wandb_id"] == first
+    # From this run's checkpoint, into another folder: both would write the same steps.
+    branch = tmp_path / "branch"
+    train(settings, f"model.load_checkpoint={checkpoint(settings, 3)}", f"output_dir={branch}")
+    other = final_state(branch / "checkpoints", 4).info["wandb_id"]
+    assert other
+    assert other != first

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.launch import run, torchrun_command
 from tests.runs import VALIDATION, joint_run, losses, write_prepared_data, write_run_file
 
 SCRIPT = Path(__file__).with_name("failing_samples_script.py")
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_in_a_forward_or_while_decoding_costs_the_samples_of_that_time_alone(
     tiny_pipeline: Path, tmp_path: Path
 ) -> None:

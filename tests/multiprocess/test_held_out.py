@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ltx_trainer_plus.checkpoints.state import read_state
 from tests.launch import run, torchrun_command
@@ -56,3 +57,18 @@ def test_a_sharded_run_with_an_average_resumes_bit_for_bit(runs: dict[str, Path]
     assert any(name.startswith("average.") for name in expected.tensors)
     assert resumed.tensors.keys() == expected.tensors.keys()
     assert all(torch.equal(resumed.tensors[name], expected.tensors[name]) for name in expected.tensors)
+
+
+def test_a_sharded_lora_checkpoint_holds_nothing_of_the_frozen_base(runs: dict[str, Path]) -> None:
+    folder = runs["fsdp2"] / "checkpoints"
+    state = read_state(folder / "training_state_step_00004.safetensors").tensors
+    assert all(".lora_" in name for name in state)
+    adapters = sum(t.nbytes for name, t in state.items() if name.startswith("parameter."))
+    counts = sum(t.nbytes for name, t in state.items() if name.startswith("optimizer.step."))
+    # float32 masters, two moments and the average.
+    assert sum(t.nbytes for t in state.values()) == 4 * adapters + counts
+    weights = load_file(folder / "lora_weights_step_00004.safetensors")
+    assert sum(t.nbytes for t in weights.values()) == adapters / 2  # bfloat16
+    single = (runs["single"] / "checkpoints" / "training_state_step_00004.safetensors").stat().st_size
+    sharded = (folder / "training_state_step_00004.safetensors").stat().st_size
+    assert abs(sharded - single) < 0.05 * single
