@@ -25,7 +25,7 @@ _Pixel = Annotated[int, Field(ge=0)]
 def _is_a_region(value: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
     top, left, bottom, right = value
     if top >= bottom or left >= right:
-        raise PydanticCustomError("region", "is empty: it is y1, x1, y2, x2 in pixels, with y1 < y2 and x1 < x2")
+        raise PydanticCustomError("region", "is empty: y1 must be below y2, and x1 below x2")
     return value
 
 

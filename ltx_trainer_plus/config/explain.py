@@ -20,6 +20,7 @@ from ltx_trainer_plus.config.keys import (
 from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.strategy import STRATEGIES
 
+_REGION = "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512]"
 _REMEDIES = {
     "model.model_path": "Give the local folder of a diffusers pipeline, or an official single file",
     "data.preprocessed_data_root": "Give the folder that scripts/process_dataset.py wrote",
@@ -30,7 +31,8 @@ _REMEDIES = {
     "optimization.betas": "It takes two numbers, such as [0.9, 0.999]",
     "validation.video_dims": "It takes width, height and frames, such as [960, 544, 89]",
     "validation.samples.video_dims": "It takes width, height and frames, such as [960, 544, 89]",
-    "validation.samples.conditions.spatial_region": "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512]",
+    "training_strategy.video.conditions.spatial_region": _REGION,
+    "validation.samples.conditions.spatial_region": _REGION,
     "validation.samples": 'Each sample is a section, such as {prompt: "a cat"}',
 }
 _SECTION = "must be a section (lines of key: value)"

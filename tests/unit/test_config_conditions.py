@@ -19,6 +19,7 @@ from tests.unit.config_files import load, problems
 FIRST = "training_strategy.video.conditions.0"
 VIDEO_TYPES = "video takes first_frame, prefix, suffix, spatial_crop, mask, reference"
 AUDIO_TYPES = "audio takes prefix, suffix, mask, reference"
+REGION = "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512]."
 EVERYTHING = """
 training_strategy:
   name: flexible
@@ -98,16 +99,16 @@ def test_every_condition_is_read_saved_and_read_again(tmp_path: Path) -> None:
         ),
         (
             video("{type: spatial_crop, spatial_region: [0, 32, 64]}"),
-            f"{FIRST}.spatial_region: has too few items (given: [0, 32, 64]).",
+            f"{FIRST}.spatial_region: has too few items (given: [0, 32, 64]). {REGION}",
         ),
         (
             video("{type: spatial_crop, spatial_region: [-1, 0, 32, 64]}"),
-            f"{FIRST}.spatial_region.0: must be at least 0 (given: -1).",
+            f"{FIRST}.spatial_region.0: must be at least 0 (given: -1). {REGION}",
         ),
         (
             video("{type: spatial_crop, spatial_region: [64, 0, 32, 64]}"),
-            f"{FIRST}.spatial_region: is empty: it is y1, x1, y2, x2 in pixels, with y1 < y2 and x1 < x2 "
-            "(given: [64, 0, 32, 64]).",
+            f"{FIRST}.spatial_region: is empty: y1 must be below y2, and x1 below x2 "
+            f"(given: [64, 0, 32, 64]). {REGION}",
         ),
         (video("{type: mask}"), f"{FIRST}.mask_dir: required, but not given."),
         (
