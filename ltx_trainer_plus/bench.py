@@ -1,6 +1,7 @@
 """Synthetic training for measurements: a model of any size with random weights, random batches, and steps to time."""
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -220,6 +221,24 @@ def bare_step(handle: ModelHandle, config: TrainerConfig, inputs: Mapping[str, M
         optimizer.zero_grad()
 
     return run
+
+
+def step_seconds(step: Callable[[], None], steps: int, device: torch.device) -> list[float]:
+    """Run some steps one after the other, as training does, and return how long each took."""
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for _ in range(steps):
+            step()
+            marks.append(time.perf_counter())
+        return [after - before for before, after in itertools.pairwise(marks)]
+    # Not the host's clock: the host runs ahead of the device.
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in itertools.pairwise(events)]
 
 
 def blocks_step(handle: ModelHandle, inputs: Mapping[str, Modality]) -> Callable[[], None]:

@@ -11,7 +11,6 @@ gets slower gets slower for all of them. `bare` is a training loop as one writes
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import platform
@@ -43,6 +42,7 @@ from ltx_trainer_plus.bench import (
     random_batch,
     random_handle,
     random_inputs,
+    step_seconds,
     trainer_step,
 )
 from ltx_trainer_plus.config.schema import CompileConfig
@@ -149,20 +149,7 @@ class Worker:
         return Measured(tuple(seconds), cpu, first, memory)
 
     def _run(self, variant: Variant, steps: int) -> list[float]:
-        step = self._steps[variant.name]
-        if not self._is_gpu:
-            marks = [time.perf_counter()]
-            for _ in range(steps):
-                step()
-                marks.append(time.perf_counter())
-            return [after - before for before, after in itertools.pairwise(marks)]
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-        events[0].record()
-        for event in events[1:]:
-            step()
-            event.record()
-        torch.cuda.synchronize()
-        return [before.elapsed_time(after) / 1000 for before, after in itertools.pairwise(events)]
+        return step_seconds(self._steps[variant.name], steps, self._topology.device)
 
     def _build(self, variant: Variant) -> Callable[[], None]:
         config = bench_config(acceleration={"compile": "blocks"} if variant.is_compiled else {})
@@ -412,6 +399,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bench", choices=("auto", "cpu", "gpu"), default="auto", help="auto: gpu where there is one")
     parser.add_argument("--processes", type=int, nargs="+", help="numbers of processes (default: cpu 1 2 4, gpu all)")
     parser.add_argument("--only", nargs="+", default=[], help="only variants whose name contains one of these")
+    parser.add_argument("--skip", nargs="+", default=[], help="no variant whose name contains one of these")
     parser.add_argument("--rounds", type=int, default=5, help="turns of every variant (default 5)")
     parser.add_argument("--steps", type=int, default=10, help="steps in a turn (default 10)")
     parser.add_argument("--blocks", type=int, help="transformer blocks (default: cpu 4, gpu as many as fit)")
@@ -433,8 +421,9 @@ def main() -> None:
     wanted = variants(counts, checkpointing=gpu)
     if given.only:
         wanted = [variant for variant in wanted if any(part in variant.name for part in given.only)]
+    wanted = [variant for variant in wanted if not any(part in variant.name for part in given.skip)]
     if not wanted:
-        sys.exit(f"No variant of {counts} processes has a name with {given.only}.")
+        sys.exit(f"--only and --skip leave no variant of {counts} processes.")
     where = machine()
     found = measure_all(wanted, model, work, given, gpu=gpu)
     rows = summary(wanted, found, work)
