@@ -354,7 +354,7 @@ def blocks_that_fit(model: dict[str, Any], work: Workload) -> int:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     where = report["machine"]
     gpus = f", {len(where['gpus'])} x {where['gpus'][0]}" if where["gpus"] else ""
     load = where["load_average"][0]

@@ -246,7 +246,7 @@ def check(setting: Setting) -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     errors = ", ".join(f"{stream} {value:.1e}" for stream, value in report["bf16_relative_error"].items())
     console.print(f"{report['device']}, torch {report['torch']}; relative error of bf16: {errors} (below {PRECISION})")
     peak = report.get("peak_tflops")
