@@ -1,6 +1,7 @@
 """Small real runs for tests: prepared data, run files, and what a run left behind."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,10 @@ VALIDATION = {
 
 def write_run_file(path: Path, settings: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(settings))
+    # Several ranks may write the same file: none must read it half written.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(yaml.safe_dump(settings))
+    unfinished.replace(path)
     return path
 
 
