@@ -34,7 +34,6 @@ def test_the_real_model_on_four_gpus_needs_neither_weights_nor_data(tmp_path: Pa
     [
         (("no/such/model", "configs/ltx2.3_lora.yaml"), "There is no model at no/such/model"),
         (("ltx-2.3", "configs/ltx2.3_lora.yaml", "lora.target_modules=[to_q_typo]"), "to_q_typo"),
-        (("ltx-2.3", "configs/ltx2.3_lora.yaml", "--video", "960"), "WIDTHxHEIGHTxFRAMES"),
     ],
 )
 def test_what_cannot_be_planned_is_said_without_a_traceback(arguments: tuple[str, ...], message: str) -> None:
