@@ -51,7 +51,7 @@ from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.parallel.collectives import broadcast_object
 from ltx_trainer_plus.parallel.plan import Layout, ParallelPlan
-from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.parallel.topology import Topology, leave_process_group
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,7 @@ def worker_main(address: str) -> None:
                 order = driver.recv()
         order = broadcast_object([order], topology)[0]
         if order is None:
+            leave_process_group()
             return
         try:
             result: Measured | str = worker.measure(*order)

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     # After the command line is understood: importing torch and the models takes seconds.
     from ltx_trainer_plus.data.preparation.clips import DatasetError
     from ltx_trainer_plus.data.preparation.prepare import PreparationSettings, prepare_dataset
-    from ltx_trainer_plus.parallel.topology import LaunchError, Topology
+    from ltx_trainer_plus.parallel.topology import LaunchError, Topology, leave_process_group
 
     console = Console()
     try:
@@ -87,7 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
     except DatasetError as error:
         if topology.is_main:
             console.print(str(error), style="bold red", markup=False, soft_wrap=True)
+        leave_process_group()
         return 1
+    leave_process_group()
     if not topology.is_main:
         return 0
     report.print(console)

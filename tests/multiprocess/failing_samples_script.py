@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltx_trainer_plus.config import load_config
+from ltx_trainer_plus.parallel.topology import leave_process_group
 from ltx_trainer_plus.trainer import Trainer
 from ltx_trainer_plus.validation import runner
 
@@ -35,3 +36,4 @@ def main() -> None:
 
 
 main()
+leave_process_group()

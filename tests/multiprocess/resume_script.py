@@ -3,6 +3,7 @@
 import sys
 
 from ltx_trainer_plus.config import load_config
+from ltx_trainer_plus.parallel.topology import leave_process_group
 from ltx_trainer_plus.trainer import Trainer
 
 
@@ -17,3 +18,4 @@ def main() -> None:
 
 
 main()
+leave_process_group()
