@@ -2,19 +2,16 @@
 
 import logging
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 
+from ltx_trainer_plus.beginning import find_beginning
 from ltx_trainer_plus.checkpoints.adapters import load_weights, read_reference_scale
-from ltx_trainer_plus.checkpoints.continuation import check_continuation, config_changes
-from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
-from ltx_trainer_plus.checkpoints.run_folder import RunFolder
-from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, read_state_header, restore_state
+from ltx_trainer_plus.checkpoints.resume import Found
+from ltx_trainer_plus.checkpoints.state import TrainingState, restore_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
-from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
+from ltx_trainer_plus.config import TrainerConfig, config_as_dict
 from ltx_trainer_plus.data.loader import training_loader
-from ltx_trainer_plus.data.position import DataPosition, data_set_key
 from ltx_trainer_plus.data.stream import SampleStream
 from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.interrupt import StopRequest, follow_parent_death
@@ -22,7 +19,6 @@ from ltx_trainer_plus.loop import TrainingLoop, TrainingResult
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors, load_connectors
 from ltx_trainer_plus.optimization import create_optimizer, create_scheduler
-from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import load_model
 from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_by_single_process_launcher
@@ -38,16 +34,6 @@ from ltx_trainer_plus.validation.requests import sample_requests, with_reference
 from ltx_trainer_plus.validation.runner import ValidationRunner
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Beginning:
-    """What the run starts from; of a fresh run nothing but the data position."""
-
-    found: Found | None
-    state: TrainingState | None
-    data: DataPosition
-    wandb_id: str | None
 
 
 class Trainer:
@@ -90,7 +76,7 @@ class Trainer:
         with ExitStack() as stack:
             # Already now: a signal while things load is obeyed after the first step, with a checkpoint.
             stop = stack.enter_context(StopRequest())
-            beginning = self._find_start(stack, facts)
+            beginning = find_beginning(config, topology, facts.dataset.names, stack)
             found, state, data = beginning.found, beginning.state, beginning.data
             start = data.step
             contexts = encode_validation_prompts(config, topology) if validates(config) else None
@@ -198,55 +184,6 @@ class Trainer:
                 if tracker.wandb_location is not None:
                     tracker.progress.say(f"W&B: {tracker.wandb_location}")
         return result
-
-    def _find_start(self, stack: ExitStack, facts: Preflight) -> "_Beginning":
-        """Take hold of the run folder, and find out where the run starts from. Decided once, by the main process."""
-        config = self._config
-        optimization = config.optimization
-        fresh = DataPosition(
-            batch_size=optimization.batch_size,
-            accumulation=optimization.gradient_accumulation_steps,
-            world_size=self.topology.world_size,
-            shape_group=config.shape_group,
-            data_set=data_set_key(facts.dataset.names),
-        )
-
-        def prepare_folder() -> tuple[Found | None, DataPosition, str | None]:
-            found, data, wandb_id = None, fresh, None
-            notes: list[str] = []
-            if config.model.load_checkpoint is not None:
-                found = find_checkpoint(
-                    config.model.load_checkpoint, config.output_dir, weights_only=config.checkpoints.no_resume
-                )
-                notes += found.notes
-            resuming = found is not None and found.continues(config.output_dir)
-            if found is not None and found.state is not None:
-                info = read_state_header(found.state).info
-                changes = config_changes(info["config"], config_as_dict(config))
-                check_continuation(changes, found.weights)
-                notes.append(f"Continuing after step {found.step} of {found.weights}.")
-                if changes:
-                    notes.append("Changed since it was saved:\n" + "\n".join(f"  {change}" for change in changes))
-                data, data_notes = fresh.continued(
-                    found.step, info["data"], may_regroup=config.data.shape_group is None
-                )
-                notes += data_notes
-                # A branch into another folder is another run.
-                wandb_id = info.get("wandb_id") if resuming else None
-            folder = RunFolder.open(config.output_dir, resuming=resuming)
-            stack.callback(folder.close)
-            store = CheckpointStore(folder.checkpoints)
-            notes += [f"Removed {name}, left by a killed save" for name in store.clean()]
-            if found is not None and resuming and (aside := store.set_aside_after(found.step)):
-                notes.append(f"Checkpoints after step {found.step} were moved to {aside}")
-            save_config(config, folder.config)
-            for note in notes:
-                logger.warning(note)
-            return found, data, wandb_id
-
-        found, data, wandb_id = from_main(prepare_folder, self.topology)
-        state = read_state(found.state) if found is not None and found.state is not None else None
-        return _Beginning(found, state, data, wandb_id)
 
     def _encode_conditions(self, facts: Preflight) -> tuple[GivenSample, ...]:
         requests = sample_requests(with_reference_scale(self._config.validation, facts.reference_scale))

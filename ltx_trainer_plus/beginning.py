@@ -1,0 +1,84 @@
+"""Where a run starts: its folder taken, its checkpoint found, and what has changed since that was saved."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ltx_trainer_plus.checkpoints.continuation import check_continuation, config_changes
+from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
+from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, read_state_header
+from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
+from ltx_trainer_plus.data.position import DataPosition, data_set_key
+from ltx_trainer_plus.parallel.collectives import from_main
+from ltx_trainer_plus.parallel.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the run starts from; of a fresh run nothing but the data position."""
+
+    found: Found | None
+    state: TrainingState | None
+    data: DataPosition
+    wandb_id: str | None
+
+
+def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[str], stack: ExitStack) -> Beginning:
+    """Take hold of the run folder, and find out where the run starts from. Decided once, by the main process.
+
+    Args:
+        samples: names of the data set's samples.
+        stack: lets go of the run folder when it closes.
+
+    Raises:
+        CheckpointError: the checkpoint is not there, not whole, or cannot be continued with this configuration.
+        RunFolderError: the run folder cannot be used.
+    """
+    optimization = config.optimization
+    fresh = DataPosition(
+        batch_size=optimization.batch_size,
+        accumulation=optimization.gradient_accumulation_steps,
+        world_size=topology.world_size,
+        shape_group=config.shape_group,
+        data_set=data_set_key(samples),
+    )
+
+    def prepare_folder() -> tuple[Found | None, DataPosition, str | None]:
+        found, data, wandb_id = None, fresh, None
+        notes: list[str] = []
+        if config.model.load_checkpoint is not None:
+            found = find_checkpoint(
+                config.model.load_checkpoint, config.output_dir, weights_only=config.checkpoints.no_resume
+            )
+            notes += found.notes
+        resuming = found is not None and found.continues(config.output_dir)
+        if found is not None and found.state is not None:
+            info = read_state_header(found.state).info
+            changes = config_changes(info["config"], config_as_dict(config))
+            check_continuation(changes, found.weights)
+            notes.append(f"Continuing after step {found.step} of {found.weights}.")
+            if changes:
+                notes.append("Changed since it was saved:\n" + "\n".join(f"  {change}" for change in changes))
+            data, data_notes = fresh.continued(found.step, info["data"], may_regroup=config.data.shape_group is None)
+            notes += data_notes
+            # A branch into another folder is another run.
+            wandb_id = info.get("wandb_id") if resuming else None
+        folder = RunFolder.open(config.output_dir, resuming=resuming)
+        stack.callback(folder.close)
+        store = CheckpointStore(folder.checkpoints)
+        notes += [f"Removed {name}, left by a killed save" for name in store.clean()]
+        if found is not None and resuming and (aside := store.set_aside_after(found.step)):
+            notes.append(f"Checkpoints after step {found.step} were moved to {aside}")
+        save_config(config, folder.config)
+        for note in notes:
+            logger.warning(note)
+        return found, data, wandb_id
+
+    found, data, wandb_id = from_main(prepare_folder, topology)
+    state = read_state(found.state) if found is not None and found.state is not None else None
+    return Beginning(found, state, data, wandb_id)
