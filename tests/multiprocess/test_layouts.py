@@ -113,7 +113,7 @@ class Outcome:
 
 
 class Launches:
-    """Launches a layout when a test first asks for it, with all the variants that this session's tests want."""
+    """Launches a layout when a test first asks for it, with all the variants that the selected tests want."""
 
     def __init__(self, root: Path, model: Path, data: Path, wanted: dict[str, set[str]]) -> None:
         self._root, self._model, self._data, self._wanted = root, model, data, wanted
