@@ -173,7 +173,14 @@ class Trainer:
                     )
                 )
             )
-            result = loop.run(batches, start=start)
+            try:
+                result = loop.run(batches, start=start)
+            except Exception as error:
+                if topology.world_size > 1:
+                    # At once: the others notice that this process is gone, and the launcher may end it before its
+                    # traceback is printed.
+                    logger.error("Process %d failed: %s: %s", topology.rank, type(error).__name__, error)
+                raise
             if topology.is_main:
                 if result.interrupted:
                     advice = "Continue with the same command and model.load_checkpoint=latest."
