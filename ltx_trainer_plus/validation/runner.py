@@ -1,5 +1,6 @@
 """Validation from the trainer's side: one call generates all samples, spread over the ranks, and disturbs nothing."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from ltx_trainer_plus.validation.denoise import NO_FORWARDS, Forwards, Guidance,
 from ltx_trainer_plus.validation.given import NOTHING_GIVEN, GivenSample
 from ltx_trainer_plus.validation.requests import SampleRequest, sample_requests
 from ltx_trainer_plus.validation.states import initial_state
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,9 @@ class ValidationRunner:
             ]
         except _Stopped:
             return []
-        except Exception:
+        except Exception as error:
+            # At once: the launcher may end this process before its traceback is out.
+            logger.error("Process %d failed in validation: %s: %s", self._topology.rank, type(error).__name__, error)
             # The others ask after each denoising step, and once more at the end. A sharded model cannot wait for that:
             # its other ranks are inside a forward that needs this one, and end when this process does.
             if not any(is_spread(parameter) for parameter in handle.meta_module.parameters()):
