@@ -50,8 +50,9 @@ from ltx_trainer_plus.costs import Parameters, Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.parallel.collectives import broadcast_object
+from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.parallel.plan import Layout, ParallelPlan
-from ltx_trainer_plus.parallel.topology import Topology, leave_process_group
+from ltx_trainer_plus.parallel.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,6 @@ def worker_main(address: str) -> None:
                 order = driver.recv()
         order = broadcast_object([order], topology)[0]
         if order is None:
-            leave_process_group()
             return
         try:
             result: Measured | str = worker.measure(*order)
@@ -411,8 +411,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        worker_main(sys.argv[2])
-        return
+        run_and_exit(lambda: worker_main(sys.argv[2]))
     given = arguments()
     gpu = given.bench == "gpu" or (given.bench == "auto" and torch.cuda.is_available())
     model, work = (LTX_2_3, BENCH_GPU) if gpu else (BENCH_CPU_MODEL, BENCH_CPU)

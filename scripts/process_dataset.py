@@ -6,7 +6,6 @@ status 1), after the summary.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -53,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     # After the command line is understood: importing torch and the models takes seconds.
     from ltx_trainer_plus.data.preparation.clips import DatasetError
     from ltx_trainer_plus.data.preparation.prepare import PreparationSettings, prepare_dataset
-    from ltx_trainer_plus.parallel.topology import LaunchError, Topology, leave_process_group
+    from ltx_trainer_plus.parallel.topology import LaunchError, Topology
 
     console = Console()
     try:
@@ -87,9 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DatasetError as error:
         if topology.is_main:
             console.print(str(error), style="bold red", markup=False, soft_wrap=True)
-        leave_process_group()
         return 1
-    leave_process_group()
     if not topology.is_main:
         return 0
     report.print(console)
@@ -99,4 +96,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ltx_trainer_plus.parallel.ending import run_and_exit
+
+    run_and_exit(main)

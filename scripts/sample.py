@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     from ltx_trainer_plus.checkpoints.resume import find_checkpoint
     from ltx_trainer_plus.checkpoints.state import CheckpointError
     from ltx_trainer_plus.parallel.collectives import from_main
-    from ltx_trainer_plus.parallel.topology import LaunchError, Topology, leave_process_group
+    from ltx_trainer_plus.parallel.topology import LaunchError, Topology
     from ltx_trainer_plus.sampling import TrainedWeights, generate_samples
 
     is_main = True
@@ -151,13 +151,13 @@ def main(arguments: list[str] | None = None) -> int:
         # Every process finds the same fault; one tells.
         if is_main:
             print(str(error).replace("model.load_checkpoint", "--lora"), file=sys.stderr)
-        leave_process_group()
         return 2
-    leave_process_group()
     for file in files if is_main else ():
         print(file.path)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ltx_trainer_plus.parallel.ending import run_and_exit
+
+    run_and_exit(main)

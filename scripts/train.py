@@ -37,7 +37,7 @@ def main() -> int:
     from ltx_trainer_plus.checkpoints.run_folder import RunFolderError
     from ltx_trainer_plus.checkpoints.state import CheckpointError
     from ltx_trainer_plus.data.sample_files import DataError
-    from ltx_trainer_plus.parallel.topology import LaunchError, leave_process_group
+    from ltx_trainer_plus.parallel.topology import LaunchError
     from ltx_trainer_plus.plan_report import print_plan
     from ltx_trainer_plus.trainer import Trainer
 
@@ -59,11 +59,11 @@ def main() -> int:
         # Every process finds the same fault; one tells.
         if is_main:
             print(error, file=sys.stderr)
-        leave_process_group()
         return 2
-    leave_process_group()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ltx_trainer_plus.parallel.ending import run_and_exit
+
+    run_and_exit(main)

@@ -180,16 +180,6 @@ class Topology:
         )
 
 
-def leave_process_group() -> None:
-    """Leave the process group: the last thing a program does when every process ends alike.
-
-    A process that exits while its communication threads still run is aborted now and then, and the launcher reports a
-    run that had succeeded as failed. Not after a failure of one process alone, whose partners may be gone.
-    """
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def started_by_single_process_launcher() -> bool:
     """Whether the parent is `accelerate launch` in its one-process form.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltx_trainer_plus.config import load_config
-from ltx_trainer_plus.parallel.topology import leave_process_group
+from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.trainer import Trainer
 from ltx_trainer_plus.validation import runner
 
@@ -35,5 +35,4 @@ def main() -> None:
         trainer.train()
 
 
-main()
-leave_process_group()
+run_and_exit(main)

@@ -22,7 +22,7 @@ import ltx_trainer_plus.trainer as trainer_module
 import ltx_trainer_plus.validation.runner as runner_module
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.collectives import gather_objects
-from ltx_trainer_plus.parallel.topology import leave_process_group
+from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.train_step import TrainStep
 from tests.runs import train
 
@@ -123,5 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
-    leave_process_group()
+    run_and_exit(main)

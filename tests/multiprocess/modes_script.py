@@ -4,10 +4,14 @@ import json
 import sys
 from pathlib import Path
 
-from ltx_trainer_plus.parallel.topology import leave_process_group
+from ltx_trainer_plus.parallel.ending import run_and_exit
 from tests.runs import train
 
-if __name__ == "__main__":
+
+def main() -> None:
     for settings in json.loads(Path(sys.argv[1]).read_text()):
         train(settings)
-    leave_process_group()
+
+
+if __name__ == "__main__":
+    run_and_exit(main)

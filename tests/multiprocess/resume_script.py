@@ -3,7 +3,7 @@
 import sys
 
 from ltx_trainer_plus.config import load_config
-from ltx_trainer_plus.parallel.topology import leave_process_group
+from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.trainer import Trainer
 
 
@@ -17,5 +17,4 @@ def main() -> None:
         run = []
 
 
-main()
-leave_process_group()
+run_and_exit(main)

@@ -12,6 +12,7 @@ import json, sys, time
 from pathlib import Path
 
 import ltx_trainer_plus.validation.runner as runner
+from ltx_trainer_plus.parallel.ending import run_and_exit
 from tests.runs import train
 
 settings = json.loads(Path(sys.argv[1]).read_text())
@@ -27,7 +28,7 @@ def denoise(*args, **kwargs):
 
 
 runner.denoise = denoise
-train(settings)
+run_and_exit(lambda: train(settings))
 """
 
 

@@ -18,7 +18,8 @@ from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.models import LTXTransformer, load_transformer
 from ltx_trainer_plus.models.lora import add_lora
 from ltx_trainer_plus.parallel.collectives import gather_objects
-from ltx_trainer_plus.parallel.topology import Topology, leave_process_group
+from ltx_trainer_plus.parallel.ending import run_and_exit
+from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.cache import PromptContexts
 from ltx_trainer_plus.validation.conditions import encode_conditions
 from ltx_trainer_plus.validation.requests import sample_requests
@@ -168,5 +169,4 @@ def main() -> None:
         (OUTPUT / "result.json").write_text(json.dumps(everyones))
 
 
-main()
-leave_process_group()
+run_and_exit(main)
