@@ -172,6 +172,9 @@ class Worker:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
         with profile(activities=activities) as profiler:
             self._run(variant, 3)
+            # A communication thread still notes the end of its last collective, which it must not do in a profile
+            # that is gone.
+            time.sleep(0.1)
         if self._topology.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             name = "".join(letter if letter.isalnum() else "_" for letter in variant.name)

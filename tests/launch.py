@@ -39,6 +39,8 @@ def launch_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         "WANDB_MODE": "offline",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        # A process that dies of a signal says where it was.
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), inherited.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         **(extra or {}),
     }
