@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ltx_trainer_plus.checkpoints.continuation import check_continuation, config_changes
 from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
-from ltx_trainer_plus.checkpoints.state import TrainingState, read_state, read_state_header
+from ltx_trainer_plus.checkpoints.saved_state import read_state, read_state_header
+from ltx_trainer_plus.checkpoints.state import TrainingState
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
 from ltx_trainer_plus.data.position import DataPosition, data_set_key

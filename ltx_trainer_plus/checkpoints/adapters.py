@@ -9,12 +9,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ltx_trainer_plus.checkpoints.state import CheckpointError, copied_out, versions
+from ltx_trainer_plus.checkpoints.state import CheckpointError, versions
 from ltx_trainer_plus.config.schema import LoraConfig
 from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.lora import load_full, load_lora, official_full_tensors, official_lora_tensors
 from ltx_trainer_plus.models.official import config_to_official
+from ltx_trainer_plus.models.shards import whole
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -31,14 +32,21 @@ def collect_weights(
     Args:
         lora: the adapters' settings; None = full fine-tuning, where the whole transformer is taken.
         precision: of the file (`checkpoints.precision`); the masters in the training state keep theirs.
-        keeps: False where another process writes the file and this one only helps to gather it (`copied_out`).
+        keeps: False where another process writes the file and this one only helps to gather it: every process has
+            to take part for sharded weights, and gets empty tensors then. A big model is gathered tensor by tensor and
+            lies in one host memory only.
     """
     if lora is None:
         tensors = official_full_tensors(dict(handle.meta_module.named_parameters()))
     else:
         # Folding alpha happens in the masters' float32, before rounding.
         tensors = official_lora_tensors(dict(handle.trainable_parameters()), rank=lora.rank, alpha=lora.alpha)
-    return {name: copied_out(tensor.detach().to(_DTYPES[precision]), keeps=keeps) for name, tensor in tensors.items()}
+
+    def copied_out(tensor: Tensor) -> Tensor:
+        gathered = whole(tensor.detach().to(_DTYPES[precision]))
+        return gathered.to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
+
+    return {name: copied_out(tensor) for name, tensor in tensors.items()}
 
 
 def weights_metadata(handle: ModelHandle, lora: LoraConfig | None, step: int) -> dict[str, str]:

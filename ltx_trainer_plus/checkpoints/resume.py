@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltx_trainer_plus.checkpoints.state import CheckpointError, read_state_header
-from ltx_trainer_plus.checkpoints.store import Checkpoint, CheckpointStore, weights_steps
+from ltx_trainer_plus.checkpoints.saved_state import read_state_header
+from ltx_trainer_plus.checkpoints.state import CheckpointError
+from ltx_trainer_plus.checkpoints.store import Checkpoint, CheckpointStore, state_of, weights_steps
 
 _STEP = re.compile(r"_step_(\d+)\.")
 
@@ -16,7 +17,7 @@ class Found:
 
     Attributes:
         weights: the weights file.
-        state: the training state, or None where only the weights are taken.
+        state: the training state, a file or a folder of parts, or None where only the weights are taken.
         step: optimizer steps done: the state's, or 0 without one.
         notes: what the user should know (checkpoints passed over, a state that is not used), one line each.
     """
@@ -45,7 +46,12 @@ def find_checkpoint(load_checkpoint: Path | str, run_folder: Path | str, *, weig
     """
     if str(load_checkpoint) == "latest":
         checkpoint, notes = _latest(Path(run_folder) / "checkpoints", "latest")
-    elif (path := Path(load_checkpoint)).is_dir():
+    elif (path := Path(load_checkpoint)).name.startswith("training_state_") and path.exists():
+        raise CheckpointError(
+            f"model.load_checkpoint: {path} is a training state.\n"
+            "  Give the weights file beside it (lora_weights_step_... or model_weights_step_...), or their folder."
+        )
+    elif path.is_dir():
         checkpoint, notes = _latest(path / "checkpoints" if (path / "checkpoints").is_dir() else path, str(path))
     elif path.is_file():
         checkpoint, notes = _named(path)
@@ -88,11 +94,6 @@ def _named(path: Path) -> tuple[Checkpoint, list[str]]:
             f"model.load_checkpoint: {path} is not a .safetensors file; other formats can run code when read.\n"
             "  Convert it to safetensors, or give a checkpoint of this or the official trainer."
         )
-    if path.name.startswith("training_state_"):
-        raise CheckpointError(
-            f"model.load_checkpoint: {path} is a training state.\n"
-            "  Give the weights file beside it (lora_weights_step_... or model_weights_step_...), or their folder."
-        )
     store = CheckpointStore(path.parent)
     if problem := store.check(path):
         whole = store.latest()
@@ -106,8 +107,7 @@ def _named(path: Path) -> tuple[Checkpoint, list[str]]:
     if match is None:
         return Checkpoint(0, path, None), []
     step = int(match[1])
-    ours = path.with_name(f"training_state_step_{step:05d}.safetensors")
-    if ours.is_file():
+    if ours := state_of(path.parent, step):
         return Checkpoint(step, path, ours), []
     foreign = sorted(path.parent.glob(f"training_state_step_{match[1]}*"))
     return Checkpoint(step, path, None), [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ltx_trainer_plus.checkpoints.store import weights_steps
+from ltx_trainer_plus.checkpoints.store import state_of, weights_steps
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class RunFolder:
         elsewhere = "set output_dir to another folder"
         if steps := weights_steps(self.checkpoints):
             what = f"checkpoints up to step {steps[-1]}"
-            if any(self.checkpoints.glob("training_state_step_*.safetensors")):
+            if any(state_of(self.checkpoints, step) for step in steps):
                 return what, (
                     "Continue that run with model.load_checkpoint: latest (and checkpoints.no_resume: false), "
                     f"or {elsewhere}."

@@ -1,9 +1,10 @@
-"""The training state: everything beside the weights file that an exact resume needs, in one safetensors file.
+"""The training state: everything beside the weights file that an exact resume needs.
 
-Tensors are stored as `parameter.<name>` (the master of a trained parameter, in its own dtype) and
-`optimizer.<key>.<name>`, a moving average as `average.<name>`; everything else is JSON in the file's header. Names are
-parameter names, never indices, so a state does not depend on the order or the grouping in which another layout hands
-its parameters to the optimizer.
+It is one safetensors file; of a sharded run a folder with one for each distinct part, in the form that torch's
+`HuggingFaceStorageWriter(save_distributed=True)` gives them and its reader takes. Tensors are stored as
+`parameter.<name>` (the master of a trained parameter, in its own dtype) and `optimizer.<key>.<name>`, a moving average
+as `average.<name>`; everything else is JSON in the file's header. Names are parameter names, never indices, so a state
+does not depend on the order or the grouping in which another layout hands its parameters to the optimizer.
 Nothing is pickled, and nothing is unpickled.
 """
 
@@ -16,16 +17,24 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ltx_trainer_plus.models.shards import copy_into, spread_like, whole
+from ltx_trainer_plus.models.shards import (
+    copy_into,
+    is_spread,
+    local_part,
+    part_offset,
+    shard_place,
+    spread_like,
+)
 
 StateLevel = Literal["full", "minimal"]
 
-_FORMAT = "ltx-trainer-plus training state"
-_VERSION = 1
+FORMAT = "ltx-trainer-plus training state"
+VERSION = 1
+OFFSETS = "DCP_SHARDING_INFO"
+"""The header entry by which torch finds a part's place: `{tensor: {"saved_offsets": [...]}}`."""
 _PACKAGES = ("ltx-trainer-plus", "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors")
 
 
@@ -40,18 +49,44 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True)
+class StatePart:
+    """Which part of a sharded state this process holds.
+
+    Attributes:
+        index: from 0.
+        count: number of distinct parts.
+        offsets: where the part of each tensor begins in the whole one, in each dimension.
+    """
+
+    index: int
+    count: int
+    offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        return part_name(self.index, self.count)
+
+
+def part_name(index: int, count: int) -> str:
+    """The file of part `index` (from 0) of `count`, in the folder of a sharded state."""
+    return f"shard_{index + 1:05d}_of_{count:05d}.safetensors"
+
+
+@dataclass(frozen=True)
 class TrainingState:
-    """One training state in memory.
+    """One training state, or this process's part of one.
 
     Attributes:
         step: optimizer steps done.
-        tensors: CPU tensors that share no memory with the model or the optimizer.
+        tensors: CPU tensors that share no memory with the model or the optimizer; of a state on disk, `SavedTensor`s.
         info: plain JSON types only: scheduler, optimizer settings, and whatever the trainer adds.
+        part: None where `tensors` is everything.
     """
 
     step: int
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
+    part: StatePart | None = None
 
     @property
     def level(self) -> StateLevel:
@@ -60,44 +95,11 @@ class TrainingState:
 
     def metadata(self) -> dict[str, str]:
         """The header entries of the file (safetensors allows strings only)."""
-        return {"format": _FORMAT, "version": str(_VERSION), "step": str(self.step), "info": json.dumps(self.info)}
-
-
-def read_state(path: Path) -> TrainingState:
-    """Read a training state onto the CPU.
-
-    Raises:
-        CheckpointError: the file is not a training state of this trainer, is damaged, or is from a newer version.
-    """
-    info = read_state_header(path)
-    with safe_open(path, framework="pt") as file:
-        return TrainingState(info.step, {key: file.get_tensor(key) for key in file.keys()}, info.info)  # noqa: SIM118
-
-
-def read_state_header(path: Path) -> TrainingState:
-    """The state without its tensors: cheap, whatever the file's size. Errors as `read_state`."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a readable safetensors file ({error}).\n"
-            "  It is damaged or was written by another program; it is never unpickled.\n"
-            "  To continue from the weights alone, set checkpoints.no_resume: true."
-        ) from error
-    if header.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"{path} is not a training state of this trainer (its header has no entry format: {_FORMAT!r}).\n"
-            "  To continue from the weights alone, set checkpoints.no_resume: true."
-        )
-    if int(header["version"]) > _VERSION:
-        raise CheckpointError(
-            f"{path} has training-state version {header['version']}; this release reads up to {_VERSION}.\n"
-            "  Use the release that wrote it, or set checkpoints.no_resume: true to continue from the weights alone."
-        )
-    return TrainingState(int(header["step"]), {}, json.loads(header["info"]))
+        header = {"format": FORMAT, "version": str(VERSION), "step": str(self.step), "info": json.dumps(self.info)}
+        if self.part is not None:
+            offsets = {key: {"saved_offsets": list(offset)} for key, offset in self.part.offsets.items()}
+            header |= {OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
+        return header
 
 
 def collect_state(
@@ -109,9 +111,11 @@ def collect_state(
     level: StateLevel = "full",
     info: Mapping[str, Any] | None = None,
     averages: Mapping[str, Tensor] | None = None,
-    keeps: bool = True,
 ) -> TrainingState:
     """Copy everything out that training will change next, so that the result can be written at leisure.
+
+    Of what is spread over processes each copies its own part, without communication; what every process has whole is
+    in the first part.
 
     Args:
         step: optimizer steps done.
@@ -119,26 +123,26 @@ def collect_state(
         level: `minimal` leaves out the optimizer and the masters.
         averages: the moving average of each parameter, where the run keeps one.
         info: the trainer's own entries (seed, stream position, resolved configuration, W&B run id, ...): JSON types.
-        keeps: False where another process writes the state and this one only helps to gather it (`copied_out`).
 
     Raises:
         CheckpointError: the optimizer holds a parameter without a name, or an entry is not a plain type.
     """
-    tensors: dict[str, Tensor] = {}
+    sources: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
     named = dict(named_parameters)
     names = _names_by_identity(named, optimizer)
     if level == "full":
         for name, parameter in named.items():
-            tensors[f"parameter.{name}"] = copied_out(parameter, keeps=keeps)
+            sources[f"parameter.{name}"] = parameter
         for parameter, entries in optimizer.state.items():
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer.{key}.{names[id(parameter)]}"] = copied_out(value, keeps=keeps)
+                    sources[f"optimizer.{key}.{names[id(parameter)]}"] = value
                 else:
                     plain.setdefault(names[id(parameter)], {})[key] = value
         for name, average in (averages or {}).items():
-            tensors[f"average.{name}"] = copied_out(average, keeps=keeps)
+            sources[f"average.{name}"] = average
+    tensors, part = _copied_parts(sources)
     groups = [
         {
             **{key: value for key, value in group.items() if key != "params"},
@@ -153,7 +157,7 @@ def collect_state(
         "scheduler": scheduler.state_dict() if scheduler is not None else None,
         "versions": versions(),
     }
-    return TrainingState(step, tensors, _plain(entries, "info"))
+    return TrainingState(step, tensors, _plain(entries, "info"), part)
 
 
 @torch.no_grad()
@@ -185,14 +189,24 @@ def restore_state(
         optimizer.load_state_dict(_optimizer_state_dict(state, optimizer, named, names))
 
 
-def copied_out(tensor: Tensor, *, keeps: bool = True) -> Tensor:
-    """A contiguous CPU copy that shares no memory with `tensor`.
+def _copied_parts(sources: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], StatePart | None]:
+    """CPU copies of what this process has to save of each tensor, and which part of everything that is."""
+    place = shard_place(sources.values())
+    if place is None:
+        return {key: _copied(source) for key, source in sources.items()}, None
+    mine = {
+        key: source
+        for key, source in sources.items()
+        # A process may hold nothing of a small tensor.
+        if (local_part(source).numel() if is_spread(source) else place.index == 0)
+    }
+    offsets = {key: part_offset(source) for key, source in mine.items()}
+    tensors = {key: _copied(local_part(source)) for key, source in mine.items()}
+    return tensors, StatePart(place.index, place.count, offsets)
 
-    A sharded tensor is gathered: all processes have to take part, those that do not write with `keeps=False`. They
-    get an empty tensor, so that a big model is gathered tensor by tensor and lies in one host memory only.
-    """
-    gathered = whole(tensor.detach())
-    return gathered.to("cpu", copy=True).contiguous() if keeps else torch.empty(0)
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def versions() -> dict[str, str]:
@@ -257,7 +271,7 @@ def _optimizer_state_dict(
             parameter = named[name]
             # Moments are laid out as their parameter is; a step count has no layout.
             is_moment = tensor.shape == parameter.shape
-            by_name.setdefault(name, {})[entry] = spread_like(parameter, tensor) if is_moment else tensor
+            by_name.setdefault(name, {})[entry] = spread_like(parameter, tensor) if is_moment else tensor[...].clone()
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     return {
         "state": {index: by_name[name] for index, name in enumerate(order) if name in by_name},

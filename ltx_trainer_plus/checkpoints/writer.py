@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.position import DataPosition
 from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.models.shards import is_spread
+from ltx_trainer_plus.models.shards import shard_place
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
 
@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Contents(NamedTuple):
-    """A checkpoint in memory, which shares nothing with what is trained."""
+    """A checkpoint in memory, which shares nothing with what is trained. Of a sharded training state it is this
+    process's part; None where another process has the same."""
 
     step: int
     weights: dict[str, Tensor]
@@ -36,6 +37,8 @@ class _Contents(NamedTuple):
 
 class CheckpointWriter:
     """Saves the model and the training state; at most one checkpoint is being written at a time.
+
+    The main process writes. Where training is sharded, every process writes its part of the training state.
 
     Args:
         average: the moving average of the weights, or None.
@@ -67,7 +70,9 @@ class CheckpointWriter:
         self._metadata = dict(metadata)
         self._data = data
         self._info = dict(info)
+        self._place = shard_place(parameter for _, parameter in handle.trainable_parameters())
         self._thread: threading.Thread | None = None
+        self._given_up = threading.Event()
         self._error: CheckpointError | None = None
         self._written: Path | None = None
 
@@ -78,11 +83,16 @@ class CheckpointWriter:
             CheckpointError: the one before could not be written (`checkpoints.on_error: raise`); earlier ones are
                 whole.
         """
-        from_main(self._finish, self._topology)
-        # Shards are gathered by all processes; what every process has whole, the main one takes alone.
-        is_gathered = any(is_spread(parameter) for _, parameter in self._handle.trainable_parameters())
-        collected = self._collect(step) if is_gathered else None
+        if not from_main(lambda: self._is_to_be_written(step), self._topology):
+            return
+        # The main process has waited for the parts of all, so this one's is written.
+        self._join()
+        # Everybody takes part where weights have to be gathered; what every process has whole, the main one takes.
+        collected = self._collect(step) if self._place is not None else None
         from_main(lambda: self._start(collected or self._collect(step)), self._topology)
+        state = collected.state if collected is not None else None
+        if not self._topology.is_main and state is not None and state.part is not None:
+            self._start_thread(lambda: self._store.save_part(state))
 
     def flush(self) -> Path | None:
         """Wait until everything is written. A collective; errors as `save`.
@@ -91,6 +101,7 @@ class CheckpointWriter:
             The weights file of the last checkpoint that was written, on every rank; None where there is none.
         """
         from_main(self._finish, self._topology)
+        self._join()
         return from_main(lambda: self._written, self._topology)
 
     @property
@@ -125,26 +136,39 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Wait for this process's own writing, at the end of a run that failed. An error is only reported."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._given_up.set()
+        self._join()
         if self._error is not None:
             logger.error("%s", self._error)
             self._error = None
 
+    def _is_to_be_written(self, step: int) -> bool:
+        self._finish()
+        existing = self._store.whole_at(step)
+        if existing is not None:
+            logger.info("Step %d is already saved: %s", step, existing.weights)
+            self._written = existing.weights
+        return existing is None
+
     def _finish(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._join()
         error, self._error = self._error, None
         if error is not None:
             if self._config.checkpoints.on_error == "raise":
                 raise error
             logger.warning("%s\n  Training goes on without it (checkpoints.on_error: warn).", error)
 
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
     def _start(self, contents: _Contents) -> None:
+        self._start_thread(lambda: self._write(contents))
+
+    def _start_thread(self, write: Callable[[], None]) -> None:
         # A daemon: a second Ctrl-C ends the process at once, and what is half-written is never taken for a checkpoint.
-        self._thread = threading.Thread(target=self._write, args=(contents,), name="checkpoint writer", daemon=True)
+        self._thread = threading.Thread(target=write, name="checkpoint writer", daemon=True)
         self._thread.start()
 
     def _write(self, contents: _Contents) -> None:
@@ -156,6 +180,7 @@ class CheckpointWriter:
                 contents.metadata,
                 contents.state,
                 contents.averaged,
+                self._given_up,
             )
         except CheckpointError as error:
             self._error = error
@@ -166,7 +191,7 @@ class CheckpointWriter:
         keeps = self._topology.is_main
         level = self._config.checkpoints.save_training_state
         state = None
-        if level != "off":
+        if level != "off" and not (self._place is not None and self._place.is_copy):
             average = self._average
             state = collect_state(
                 step=step,
@@ -180,7 +205,6 @@ class CheckpointWriter:
                     "average_updates": average.updates if average else None,
                 },
                 averages=average.tensors() if average else None,
-                keeps=keeps,
             )
         lora = self._config.lora if self._config.model.training_mode == "lora" else None
         precision = self._config.checkpoints.precision

@@ -1,11 +1,45 @@
 """Tensors that may be spread over processes (DTensor): read them whole, or write this process's part of them."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+@dataclass(frozen=True)
+class ShardPlace:
+    """Which part of everything that is spread this process holds.
+
+    Attributes:
+        index: of the part, from 0.
+        count: number of distinct parts.
+        is_copy: another process holds the same part (HSDP) and comes before this one.
+    """
+
+    index: int
+    count: int
+    is_copy: bool
+
+
+def shard_place(tensors: Iterable[Tensor]) -> ShardPlace | None:
+    """This process's place among those that the tensors are spread over, all alike; None where none is spread."""
+    spread = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
+    if spread is None:
+        return None
+    mesh = spread.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None  # every process of a run is in its mesh
+    index, count, is_copy = 0, 1, False
+    for at, size, placement in zip(coordinate, mesh.shape, spread.placements, strict=True):
+        if placement.is_replicate():
+            is_copy = is_copy or at > 0
+        else:
+            index, count = index * size + at, count * size
+    return ShardPlace(index, count, is_copy)
 
 
 def is_spread(tensor: Tensor) -> bool:
@@ -18,6 +52,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def part_offset(tensor: Tensor) -> tuple[int, ...]:
+    """Where this process's part begins in the whole tensor, in each dimension."""
+    return _shape_and_offset(tensor)[1] if isinstance(tensor, DTensor) else (0,) * tensor.dim()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor. A collective of all processes for a spread one."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -27,11 +66,12 @@ def part_of(tensor: Tensor, source: Any) -> Any:
     """The part of `source` that this process holds of `tensor`.
 
     Args:
-        source: the whole value: a tensor, or a safetensors slice, of which then no more is read than that part.
+        source: the whole value: a tensor, or what reads one from a file in slices (a safetensors slice, a
+            `SavedTensor`), of which then no more is read than that part.
     """
     if not isinstance(tensor, DTensor):
-        return source[...] if isinstance(source, Tensor) else source[:]
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return source[...]
+    shape, offset = _shape_and_offset(tensor)
     return source[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
 
 
@@ -46,11 +86,19 @@ def copy_into(tensor: Tensor, source: Any) -> None:
 
 
 @torch.no_grad()
-def spread_like(tensor: Tensor, source: Tensor) -> Tensor:
-    """`source` with the layout and device of `tensor`, in its own dtype. No communication."""
+def spread_like(tensor: Tensor, source: Any) -> Tensor:
+    """A copy of the whole value `source` with the layout and device of `tensor`, in its own dtype. No communication.
+
+    Args:
+        source: as for `part_of`.
+    """
+    local = part_of(tensor, source).to(local_part(tensor).device, copy=True).contiguous()
     if not isinstance(tensor, DTensor):
-        return source.to(tensor.device)
-    local = part_of(tensor, source).to(tensor.to_local().device, copy=True).contiguous()
+        return local
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+
+
+def _shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ltx_trainer_plus.checkpoints import store
+from ltx_trainer_plus.checkpoints import files
 from ltx_trainer_plus.trainer import Trainer
 from scripts import train
 
@@ -20,7 +20,7 @@ assert Trainer  # imported before the forks
 
 def kill_at(point: str) -> None:
     """Have this process killed in its second save: at the n-th rename, or with half of the data written."""
-    save, replace = store.save_file, os.replace
+    save, replace = files.save_file, os.replace
     saves, renames = [0], [0]
 
     def save_file(tensors: Any, path: Path, metadata: Any) -> None:
@@ -42,7 +42,7 @@ def kill_at(point: str) -> None:
         if str(target).endswith(".removing") and point == "retiring":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store.save_file = save_file  # type: ignore[assignment]
+    files.save_file = save_file  # type: ignore[assignment]
     os.replace = rename
 
 

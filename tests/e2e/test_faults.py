@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
-from ltx_trainer_plus.checkpoints.state import read_state
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from tests.launch import ROOT, launch_environment, run, torchrun_command
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data, write_run_file
+from tests.states import read_state
 
 Settings = dict[str, Any]
 SCRIPT = ROOT / "scripts/train.py"

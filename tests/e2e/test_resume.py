@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState, read_state
+from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data
+from tests.states import read_state
 
 Settings = dict[str, Any]
 

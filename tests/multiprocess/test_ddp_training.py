@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ltx_trainer_plus.checkpoints.state import read_state_header
+from ltx_trainer_plus.checkpoints.saved_state import read_state_header
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from tests.launch import ROOT, accelerate_command, launch_environment, run, torchrun_command
 from tests.runs import VALIDATION, joint_run, losses, metrics, train, write_prepared_data, write_run_file

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from ltx_trainer_plus.checkpoints.state import read_state
 from tests.launch import Finished, run, torchrun_command
 from tests.runs import joint_run, losses, train, write_prepared_data, write_run_file
+from tests.states import read_state
 
 SCRIPT = Path(__file__).with_name("resume_script.py")
 

@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from ltx_trainer_plus.checkpoints.saved_state import read_state_header
 from ltx_trainer_plus.checkpoints.state import (
     CheckpointError,
     TrainingState,
     collect_state,
-    read_state,
-    read_state_header,
     restore_state,
 )
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config.optimization import OptimizationConfig
 from ltx_trainer_plus.optimization import create_scheduler
+from tests.states import read_state
 
 
 class Run:

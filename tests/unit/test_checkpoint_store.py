@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState, read_state
+from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from ltx_trainer_plus.checkpoints.store import Checkpoint, CheckpointStore
+from tests.states import read_state
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
