@@ -21,10 +21,15 @@ def runs(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("held_out")
     data = write_prepared_data(folder / "data", samples=8)
 
-    def settings(name: str, layout: str, batch_size: int) -> dict[str, Any]:
+    def settings(name: str, layout: str, batch_size: int, accumulation: int = 1) -> dict[str, Any]:
         return {
             **joint_run(tiny_pipeline, data, folder / name),
-            "optimization": {"steps": 4, "batch_size": batch_size, "learning_rate": 1e-3},
+            "optimization": {
+                "steps": 4,
+                "batch_size": batch_size,
+                "gradient_accumulation_steps": accumulation,
+                "learning_rate": 1e-3,
+            },
             # So many numbers that the names in the files' headers weigh little.
             "lora": {"rank": 64, "alpha": 64},
             "acceleration": {"mixed_precision_mode": "no", "parallel": layout},
@@ -34,9 +39,9 @@ def runs(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             "checkpoints": {"interval": 2, "keep_last_n": -1, "ema_decay": 0.9},
         }
 
-    train(settings("single", "auto", 2))
-    sharded = str(write_run_file(folder / "fsdp2.yaml", settings("fsdp2", "fsdp2", 1)))
-    ddp = str(write_run_file(folder / "ddp.yaml", settings("ddp", "ddp", 1)))
+    train(settings("single", "auto", 4))
+    sharded = str(write_run_file(folder / "fsdp2.yaml", settings("fsdp2", "fsdp2", 1, 2)))
+    ddp = str(write_run_file(folder / "ddp.yaml", settings("ddp", "ddp", 2)))
     second = folder / "fsdp2/checkpoints/lora_weights_step_00002.safetensors"
     arguments = [ddp, "--", sharded, "--", sharded, f"model.load_checkpoint={second}", "--"]
     run(torchrun_command(2, SCRIPT, *arguments), timeout=400)
@@ -53,7 +58,7 @@ def test_the_same_model_has_the_same_held_out_loss_in_every_layout(runs: dict[st
     assert held_out(runs[layout]) == pytest.approx(held_out(runs["single"]), rel=1e-5)
 
 
-def test_a_sharded_run_with_an_average_resumes_bit_for_bit(runs: dict[str, Path]) -> None:
+def test_a_sharded_run_with_an_average_and_accumulation_resumes_bit_for_bit(runs: dict[str, Path]) -> None:
     folder = runs["fsdp2"] / "checkpoints"
     expected = read_state(folder / "set_aside_001" / "training_state_step_00004")
     resumed = read_state(folder / "training_state_step_00004")
