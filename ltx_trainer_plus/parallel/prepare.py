@@ -1,5 +1,6 @@
 """The plan applied to a model, always in the same order: freeze, adapt, checkpoint, compile, spread, handle."""
 
+import itertools
 import warnings
 from collections.abc import Collection
 from functools import partial
@@ -101,13 +102,16 @@ def _shard(transformer: LTXTransformer, plan: ParallelPlan) -> None:
     if plan.offloads_to_cpu:
         offload = CPUOffloadPolicy(pin_memory=kind != "cpu")
     shard = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload)
-    *blocks, last = transformer.transformer_blocks
-    for block in blocks:
-        shard(block, reshard_after_forward=plan.reshards_after_forward)
+    *others, last = transformer.transformer_blocks
+    units = [shard(block, reshard_after_forward=plan.reshards_after_forward) for block in others]
     # The last block and what is around the blocks keep their weights after the forward: the backward begins with
     # them, so freeing them would only gather them again.
-    shard(last, reshard_after_forward=False)
-    shard(transformer, reshard_after_forward=False)
+    units.append(shard(last, reshard_after_forward=False))
+    units.insert(0, shard(transformer, reshard_after_forward=False))
+    for unit, following in itertools.pairwise(units):
+        # The next weights are asked for before a block computes, not when the host comes to the next block: the small
+        # operations of adapters can keep the host too busy to be ahead. In the backward FSDP2 does so by itself.
+        unit.set_modules_to_forward_prefetch([following])
     # The velocities are views, as every linear layer's output is. Nothing changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 

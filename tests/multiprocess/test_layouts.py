@@ -14,12 +14,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.launch import ROOT, accelerate_command, run, torchrun_command
+from tests.launch import ROOT, accelerate_command, run
 from tests.runs import VALIDATION, joint_run, metrics, write_prepared_data
 
 SCRIPT = ROOT / "tests/multiprocess/layouts_script.py"
-GLOBAL_BATCH = 4
+GLOBAL_BATCH = 16
+MICRO_STEPS = 4
 STEPS = 8
+BLOCKS = 3
+GATHER = "c10d::_allgather_base_"
 PROCESSES = {
     "cpu_single": 1,
     "cpu_ddp": 2,
@@ -27,22 +30,18 @@ PROCESSES = {
     "cpu_hsdp": 4,
     "four_ddp": 4,
     "four_fsdp2": 4,
-    "offloaded": 2,
 }
-SHARDS = {"cpu_fsdp2": 2, "cpu_hsdp": 2, "four_fsdp2": 4, "offloaded": 2}
-# Launched by torchrun, with what accelerate exports for these options: shards in host memory, blocks kept gathered.
-OFFLOADED = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_RESHARD_AFTER_FORWARD": "false",
-    "FSDP_OFFLOAD_PARAMS": "true",
-}
+SHARDS = {"cpu_fsdp2": 2, "cpu_hsdp": 2, "four_fsdp2": 4}
+# What accelerate exports for other options than those of its file.
+ENVIRONMENT = {"offloaded": {"FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_OFFLOAD_PARAMS": "true"}}
 
 # What differs from the plain run: float32, joint audio and video, LoRA, validated at the start and the end.
 VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"validation": {**VALIDATION, "interval": STEPS}},
     "accumulated": {},
     "checkpointed": {"optimization": {"enable_gradient_checkpointing": True}},
+    # Sharded alone: shards in host memory, blocks kept gathered between forward and backward.
+    "offloaded": {},
     "bf16": {"acceleration": {"mixed_precision_mode": "bf16"}},
     "full": {"model": {"training_mode": "full"}, "optimization": {"learning_rate": 1e-4}},
     # Everything of torch.compile but inductor's kernels, which take minutes to build.
@@ -69,6 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SAME_AS = {
     "accumulated": "lora",
     "checkpointed": "lora",
+    "offloaded": "lora",
     "compiled": "lora",
     "compiled validated": "lora",
     "inductor": "lora",
@@ -78,7 +78,7 @@ SAME_AS = {
 # Of the layouts in `make test`; the rest is in `make test-all`.
 ESSENTIAL = {
     "cpu_ddp": ("lora", "accumulated", "checkpointed", "bf16", "full", "compiled"),
-    "cpu_fsdp2": ("lora", "accumulated", "checkpointed", "bf16", "full", "compiled"),
+    "cpu_fsdp2": ("lora", "accumulated", "checkpointed", "offloaded", "bf16", "full", "compiled"),
     "cpu_hsdp": ("lora", "accumulated", "bf16", "full"),
 }
 
@@ -102,6 +102,10 @@ class Outcome:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.ranks[0]["weights"])
+
+    def gradients(self, rank: int) -> dict[str, torch.Tensor]:
+        """Of the second step, as the rank holds them."""
+        return load_file(f"{self.folder}.gradients.{rank}.safetensors")
 
     def latents(self, stream: str, samples: int = 2) -> list[torch.Tensor]:
         """Validation latents in the order in which one process makes them; sample `n` is made by rank `n % ranks`."""
@@ -132,16 +136,16 @@ class Launches:
     def _launched(self, layout: str, variants: list[str]) -> dict[str, Outcome]:
         folder = self._root / layout
         folder.mkdir()
-        job = {"output": str(folder), "runs": {name: self._settings(layout, name) for name in variants}}
+        runs = {
+            name: {"settings": self._settings(layout, name), "environment": ENVIRONMENT.get(name, {})}
+            for name in variants
+        }
         file = self._root / f"{layout}.json"
-        file.write_text(json.dumps(job))
-        if layout == "offloaded":
-            command = torchrun_command(PROCESSES[layout], SCRIPT, str(file))
-        else:
-            command = accelerate_command(layout.replace("four_", "cpu_"), SCRIPT, str(file))
+        file.write_text(json.dumps({"output": str(folder), "runs": runs}))
+        command = accelerate_command(layout.replace("four_", "cpu_"), SCRIPT, str(file))
         if layout.startswith("four_"):
             command[command.index(str(SCRIPT)) : command.index(str(SCRIPT))] = ["--num_processes", "4"]
-        run(command, timeout=900, environment=OFFLOADED if layout == "offloaded" else None)
+        run(command, timeout=900)
         return {name: Outcome(folder / name, json.loads((folder / f"{name}.json").read_text())) for name in variants}
 
     def _settings(self, layout: str, variant: str) -> dict[str, Any]:
@@ -156,7 +160,10 @@ class Launches:
         for section, changes in VARIANTS[variant].items():
             settings[section] = {**settings[section], **changes}
         if "accumulated" in variant:
-            settings["optimization"] |= {"batch_size": 1, "gradient_accumulation_steps": per_rank}
+            settings["optimization"] |= {
+                "batch_size": per_rank // MICRO_STEPS,
+                "gradient_accumulation_steps": MICRO_STEPS,
+            }
         return settings
 
 
@@ -169,10 +176,8 @@ CASES = [
     )
     for layout in ESSENTIAL
     for variant in VARIANTS
-] + [
-    pytest.param(layout, "lora", marks=pytest.mark.slow, id=f"{layout}-lora")
-    for layout in ("four_ddp", "four_fsdp2", "offloaded")
-]
+    if layout in SHARDS or variant != "offloaded"
+] + [pytest.param(layout, "lora", marks=pytest.mark.slow, id=f"{layout}-lora") for layout in ("four_ddp", "four_fsdp2")]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +190,7 @@ def launches(request: pytest.FixtureRequest, tiny_pipeline: Path, tmp_path_facto
             layout, variant = parameters.params["layout"], parameters.params.get("variant", "lora")
             wanted.setdefault(layout, {"lora"}).add(variant)
             wanted.setdefault("cpu_single", {"lora"}).add(SAME_AS.get(variant, variant))
-    return Launches(root, tiny_pipeline, write_prepared_data(root / "data"), wanted)
+    return Launches(root, tiny_pipeline, write_prepared_data(root / "data", samples=24), wanted)
 
 
 def relative_distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -224,7 +229,55 @@ def test_four_micro_steps_exchange_gradients_as_often_as_one(launches: Launches,
     accumulated = launches.outcome(layout, "accumulated").ranks[0]["collectives"]
     for name in ("c10d::allreduce_", "c10d::_reduce_scatter_base_"):
         assert accumulated.get(name) == one.get(name)
-    assert one["c10d::allreduce_"] > 0
+    assert one["c10d::allreduce_"] > 0  # DDP: of gradients; FSDP2: of their norm; both: of the metrics
+    if layout in SHARDS:
+        assert one["c10d::_reduce_scatter_base_"] == BLOCKS  # nothing else is trained
+        assert accumulated[GATHER] == MICRO_STEPS * one[GATHER]
+
+
+@pytest.mark.parametrize("layout", ["cpu_ddp", "cpu_fsdp2"])
+def test_gradient_checkpointing_changes_no_gradient(launches: Launches, layout: str) -> None:
+    plain, checkpointed = launches.outcome(layout, "lora"), launches.outcome(layout, "checkpointed")
+    for rank in range(PROCESSES[layout]):
+        gradients = plain.gradients(rank)
+        assert gradients
+        assert all(gradient.abs().max() > 0 for gradient in gradients.values() if gradient.numel())
+        # The weights of the second step are those after the first, equal up to the last bits.
+        assert relative_distance(checkpointed.gradients(rank), gradients) < 1e-6
+
+
+@pytest.mark.parametrize("layout", ESSENTIAL)
+def test_a_step_that_logs_nothing_makes_no_rank_wait(launches: Launches, layout: str) -> None:
+    for rank in launches.outcome(layout, "lora").ranks:
+        assert rank["waits"] == {"1": {}, "2": {}}  # with one and with two micro-steps
+
+
+def test_weights_are_gathered_once_a_pass_and_one_block_ahead(launches: Launches) -> None:
+    plain, checkpointed, kept = (
+        launches.outcome("cpu_fsdp2", name).ranks[0] for name in ("lora", "checkpointed", "offloaded")
+    )
+    ahead = [min(index + 3, BLOCKS + 1) for index in range(BLOCKS)]  # the root, the block itself, and the next
+    assert plain["gathered_at"] == kept["gathered_at"] == ahead
+    # The last block and the root stay for the backward.
+    forward, backward = BLOCKS + 1, BLOCKS - 1
+    assert plain["collectives"][GATHER] == forward + backward
+    # A block that is recomputed is there already.
+    assert checkpointed["collectives"][GATHER] == forward + backward
+    assert len(checkpointed["gathered_at"]) == 2 * BLOCKS
+    # fsdp_reshard_after_forward: false
+    assert kept["collectives"][GATHER] == forward
+
+
+def test_options_of_the_launch_reach_every_unit(launches: Launches) -> None:
+    assert launches.outcome("cpu_fsdp2", "lora").ranks[0]["offloads"] == [False] * (BLOCKS + 1)
+    assert launches.outcome("cpu_fsdp2", "offloaded").ranks[0]["offloads"] == [True] * (BLOCKS + 1)
+
+
+@pytest.mark.parametrize("layout", ["cpu_fsdp2", "cpu_hsdp"])
+def test_weights_travel_in_bfloat16_and_gradients_in_float32(launches: Launches, layout: str) -> None:
+    for rank in launches.outcome(layout, "bf16").ranks:
+        assert rank["dtypes"][GATHER] == ["torch.bfloat16"]
+        assert rank["dtypes"]["c10d::_reduce_scatter_base_"] == ["torch.float32"]
 
 
 @pytest.mark.parametrize("layout", ["cpu_fsdp2", "cpu_hsdp"])
