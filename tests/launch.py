@@ -5,7 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,3 +89,60 @@ def run(
     if check and process.returncode != 0:
         raise AssertionError(f"{list(command)} exited with {process.returncode}. Its output:\n{output}")
     return Finished(process.returncode, output)
+
+
+class Running:
+    """A training that goes on until it is stopped. Its text goes to `log`, by default beside its folder."""
+
+    def __init__(self, command: list[str], output: Path, *, log: Path | None = None) -> None:
+        self._output = output
+        self._text = log or output.with_suffix(".txt")
+        self.process = subprocess.Popen(
+            command,
+            env=launch_environment(),
+            cwd=ROOT,
+            stdout=self._text.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def text(self) -> str:
+        return self._text.read_text()
+
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 180) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"ended before: {what}\n{self.text}"
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.text}"
+            time.sleep(0.1)
+
+    def wait_for_step(self, step: int) -> None:
+        def reached() -> bool:
+            path = self._output / "metrics.jsonl"
+            return path.exists() and path.read_text().count("\n") >= step
+
+        self.wait_until(reached, f"step {step}")
+
+    def wait_for_end(self, seconds: float) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not over within {seconds} s\n{self.text}") from None
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def rank(self, number: int) -> int:
+        """The process of a rank: the launcher's child whose environment says so."""
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+                environment = (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if parent == str(self.process.pid) and f"RANK={number}".encode() in environment:
+                return int(path.name)
+        raise AssertionError(f"no rank {number}")

@@ -8,7 +8,8 @@ from ltx_trainer_plus.checkpoints.saved_state import read_state_header
 from ltx_trainer_plus.checkpoints.state import CheckpointError
 from ltx_trainer_plus.checkpoints.store import Checkpoint, CheckpointStore, state_of, weights_steps
 
-_STEP = re.compile(r"_step_(\d+)\.")
+# In a file's name, or in that of a part in the folder of a training state.
+_STEP = re.compile(r"_step_(\d+)[./]")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from ltx_trainer_plus.checkpoints.state import TrainingState, part_name
 _DONE = ".done"
 _FAILED = ".failed"
 _UNFINISHED = ".unfinished"
+_NO_REASON = "it could not be written, and neither could the reason: the disk is probably full"
 _POLL_SECONDS = 0.05
-# A run that fails in one process alone leaves the others writing, and their parts are worth a while. A launcher that
-# ends the run kills after 30 s.
-_GRACE_SECONDS = 15.0
+# A run that fails in one process alone leaves the others writing, and their parts are worth a while. But a launcher
+# that ends the run kills after 30 s, and the cause has to be said before.
+_GRACE_SECONDS = 5.0
 
 
 class PartsError(RuntimeError):
@@ -71,7 +72,7 @@ def await_parts(folder: Path, count: int, *, timeout: float, given_up: Event) ->
         time.sleep(_POLL_SECONDS)
     failures = [name for name in names if not (folder / f"{name}{_DONE}").exists()]
     if failures:
-        reasons = [(folder / f"{name}{_FAILED}").read_text() or "no room to say why" for name in failures]
+        reasons = [(folder / f"{name}{_FAILED}").read_text() or _NO_REASON for name in failures]
         raise PartsError("; ".join(f"{name}: {reason}" for name, reason in zip(failures, reasons, strict=True)))
     sums = {}
     for name in names:

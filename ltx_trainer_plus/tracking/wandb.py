@@ -91,8 +91,9 @@ class WandbRun:
                 self._run = start(None)
             except Exception as error:
                 logger.warning(
-                    "W&B did not start (%s).\n  The run is recorded offline in %s; upload it later with `wandb sync`. "
+                    "W&B %s (%s).\n  The run is recorded offline in %s; upload it later with `wandb sync`. "
                     "To go without, set wandb.enabled: false.",
+                    f"could not continue run {resume_id}" if resume_id else "did not start",
                     error,
                     run_folder / "wandb",
                 )

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
-from tests.launch import ROOT, launch_environment, run, torchrun_command
+from tests.launch import ROOT, Running, run, torchrun_command
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data, write_run_file
 from tests.states import read_state
 
@@ -165,63 +166,6 @@ def test_a_malicious_training_state_is_never_unpickled(forked: dict[str, Any]) -
     assert not (forked["folder"] / "canary").exists()
 
 
-class Running:
-    """A training that goes on until it is stopped."""
-
-    def __init__(self, command: list[str], output: Path) -> None:
-        self._output = output
-        self._text = output.with_suffix(".txt")
-        self.process = subprocess.Popen(
-            command,
-            env=launch_environment(),
-            cwd=ROOT,
-            stdout=self._text.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    @property
-    def text(self) -> str:
-        return self._text.read_text()
-
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 180) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, f"ended before: {what}\n{self.text}"
-            assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.text}"
-            time.sleep(0.1)
-
-    def wait_for_step(self, step: int) -> None:
-        def reached() -> bool:
-            path = self._output / "metrics.jsonl"
-            return path.exists() and path.read_text().count("\n") >= step
-
-        self.wait_until(reached, f"step {step}")
-
-    def wait_for_end(self, seconds: float) -> int:
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"not over within {seconds} s\n{self.text}") from None
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def rank(self, number: int) -> int:
-        """The process of a rank: the launcher's child whose environment says so."""
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-                environment = (path / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if parent == str(self.process.pid) and f"RANK={number}".encode() in environment:
-                return int(path.name)
-        raise AssertionError(f"no rank {number}")
-
-
 def endless(base: Settings, output: Path, **sections: Any) -> Settings:
     settings = {**base, "output_dir": str(output), **sections}
     settings["optimization"] = {**base["optimization"], "steps": 1_000_000, **sections.get("optimization", {})}
@@ -296,6 +240,70 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole(base: Settings, tmp_pat
     assert not list(output.rglob("*.saving"))
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB that nothing else uses."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (mount := shutil.which("mount")) is None:
+        pytest.skip("there is no mount command")
+    mounted = subprocess.run([mount, "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"a file system cannot be mounted: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("on_error", "ranks"),
+    [("raise", 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("warn", 1), ("raise", 2), ("warn", 2)))],
+)
+def test_a_disk_without_space_leaves_the_earlier_checkpoint_whole(
+    base: Settings, tmp_path: Path, small_disk: Path, on_error: str, ranks: int
+) -> None:
+    """Every byte of the run folder's file system is taken, the one that the metrics need too. Two ranks are sharded."""
+    output, ballast = small_disk / "run", small_disk / "ballast"
+    settings = endless(base, output, checkpoints={"on_error": on_error})
+    settings["acceleration"] = {**settings["acceleration"], "parallel": "auto" if ranks == 1 else "fsdp2"}
+    run_file = str(write_run_file(tmp_path / "run.yaml", settings))
+    command = [sys.executable, str(SCRIPT), run_file] if ranks == 1 else torchrun_command(ranks, SCRIPT, run_file)
+    running = Running(command, output, log=tmp_path / "log.txt")
+    store = CheckpointStore(output / "checkpoints")
+    try:
+        running.wait_until(lambda: store.latest() is not None, "the first checkpoint")
+
+        def fill() -> bool:
+            # Again and again: a checkpoint that is retired makes room.
+            with suppress(OSError), ballast.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            return "could not be saved" in running.text
+
+        if on_error == "raise":
+            while running.process.poll() is None:
+                fill()
+            assert running.process.returncode == 2 or ranks > 1
+            assert running.process.returncode != 0
+        else:
+            running.wait_until(lambda: fill() and "Training goes on without it" in running.text, "the warning")
+            ballast.unlink()
+            failed = int(re.findall(r"checkpoint of step (\d+) could not", running.text)[-1])
+            running.wait_until(lambda: (latest := store.latest()) is not None and latest.step > failed, "a later one")
+            os.kill(running.process.pid, signal.SIGTERM)
+            # torchrun calls it a failure to be told to stop.
+            assert running.wait_for_end(60) == 0 or ranks > 1
+            assert "Stopped by SIGTERM" in running.text
+    finally:
+        running.kill()
+    assert re.search(
+        r"(?s)The checkpoint of step \d+ could not be saved in .*(No space left on device|disk is probably full)",
+        running.text,
+    )
+    assert store.latest() is not None
+    assert store.broken() == []
+    assert not list(output.rglob("*.saving"))
+
+
 @pytest.mark.slow
 def test_a_wandb_that_dies_in_the_middle_does_not_stop_the_training(base: Settings, tmp_path: Path) -> None:
     output = tmp_path / "run"
@@ -303,13 +311,8 @@ def test_a_wandb_that_dies_in_the_middle_does_not_stop_the_training(base: Settin
     running = Running([sys.executable, str(SCRIPT), str(run_file)], output)
     try:
         running.wait_for_step(3)
-        service = [
-            int(path.name)
-            for path in Path("/proc").glob("[0-9]*")
-            if b"wandb-core" in (path / "cmdline").read_bytes() and f"\n{running.process.pid}\n" in _ancestors(path)
-        ]
-        assert service, "no W&B process"
-        for process in service:
+        running.wait_until(lambda: bool(_wandb_services(running.process.pid)), "a process of W&B")
+        for process in _wandb_services(running.process.pid):
             os.kill(process, signal.SIGKILL)
         running.wait_for_step(len(metrics(output)) + 5)
         os.kill(running.process.pid, signal.SIGTERM)
@@ -318,6 +321,21 @@ def test_a_wandb_that_dies_in_the_middle_does_not_stop_the_training(base: Settin
         running.kill()
     assert "W&B failed" in running.text
     assert CheckpointStore(output / "checkpoints").latest() is not None
+
+
+def _wandb_services(training: int) -> list[int]:
+    return [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if b"wandb-core" in _command(path) and f"\n{training}\n" in _ancestors(path)
+    ]
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def _ancestors(process: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
+from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from ltx_trainer_plus.train_step import TrainStep
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data
 from tests.states import read_state
 
@@ -182,6 +185,36 @@ def test_another_data_set_or_group_is_announced(settings: Settings, caplog: pyte
     with caplog.at_level(logging.WARNING):
         train(settings, "model.load_checkpoint=latest", "optimization.steps=6", f"data.preprocessed_data_root={other}")
     assert "The data set has changed" in caplog.text
+
+
+def test_training_steps_go_on_while_a_checkpoint_is_still_being_written(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of step 2 is held until step 4 begins: were it waited for, nothing would ever end it."""
+    settings["checkpoints"] = {"interval": 2, "keep_last_n": -1}
+    events: list[str] = []
+    fourth_step = threading.Event()
+    save, train_step = CheckpointStore.save, TrainStep.__call__
+
+    def held_save(store: CheckpointStore, step: int, *arguments: Any) -> Path:
+        if not fourth_step.wait(60):
+            raise OSError("the fourth step did not come")
+        weights = save(store, step, *arguments)
+        events.append(f"step {step} is written")
+        return weights
+
+    def noted_step(step: TrainStep, batches: Any) -> Any:
+        events.append(f"step {1 + len(events)}")
+        if len(events) == 4:
+            fourth_step.set()
+        return train_step(step, batches)
+
+    monkeypatch.setattr(CheckpointStore, "save", held_save)
+    monkeypatch.setattr(TrainStep, "__call__", noted_step)
+    train(settings)
+    assert events == ["step 1", "step 2", "step 3", "step 4", "step 2 is written", "step 4 is written"]
+    folder = Path(settings["output_dir"]) / "checkpoints"
+    assert [final_state(folder, step).info["data"]["position"] for step in (2, 4)] == [4, 8]
 
 
 def test_keeping_one_checkpoint_keeps_the_newest_across_resumes(settings: Settings) -> None:

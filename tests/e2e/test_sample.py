@@ -103,6 +103,23 @@ def test_fully_trained_weights_take_the_place_of_the_base(tiny_pipeline: Path, f
     assert_same_media(folder / "full.mp4", folder / "full/samples/step_000001_1.mp4")
 
 
+def test_a_run_with_a_moving_average_validates_with_the_averaged_weights(tiny_pipeline: Path, folder: Path) -> None:
+    settings = joint_run(tiny_pipeline, write_prepared_data(folder / "data"), folder / "averaged")
+    settings["optimization"] |= {"learning_rate": 1e-1}
+    settings["validation"] = {**VALIDATION, "samples": [{"prompt": "a ball"}], "skip_initial_validation": True}
+    settings["checkpoints"] = {"precision": "float32", "ema_decay": 0.9}
+    train(settings)
+    run_folder = folder / "averaged"
+    validated = run_folder / "samples" / "step_000004_1.mp4"
+    for name in ("lora_weights", "ema_lora_weights"):
+        weights = str(run_folder / "checkpoints" / f"{name}_step_00004.safetensors")
+        config = str(run_folder / "training_config.yaml")
+        assert sample.main([config, "--lora", weights, "--output", str(folder / f"{name}.mp4")]) == 0
+    assert_same_media(validated, folder / "ema_lora_weights.mp4")
+    with pytest.raises(AssertionError):
+        assert_same_media(validated, folder / "lora_weights.mp4")
+
+
 def test_what_cannot_be_sampled_is_said(
     tiny_pipeline: Path, trained: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from ltx_trainer_plus.checkpoints import files, saved_state, state_parts
+from ltx_trainer_plus.checkpoints.resume import find_checkpoint
 from ltx_trainer_plus.checkpoints.state import CheckpointError, StatePart, TrainingState
 from ltx_trainer_plus.checkpoints.state_parts import write_part
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
@@ -104,6 +105,7 @@ def test_torchs_own_reader_takes_the_folder(tmp_path: Path) -> None:
     ids=["truncated", "empty", "bit-flipped", "deleted", "no folder"],
 )
 def test_a_damaged_part_is_named_and_the_newest_whole_checkpoint_is_used(tmp_path: Path, damage, reason: str) -> None:
+    tmp_path = tmp_path / "checkpoints"
     store = CheckpointStore(tmp_path)
     save(store, 5)
     save(store, 10)
@@ -113,6 +115,8 @@ def test_a_damaged_part_is_named_and_the_newest_whole_checkpoint_is_used(tmp_pat
     (line,) = store.broken()
     assert NAME in line
     assert reason in line
+    found = find_checkpoint("latest", tmp_path.parent)
+    assert (found.step, found.notes) == (5, (f"Passed over: {line}",))
 
 
 def test_a_foreign_file_beside_the_parts_is_neither_read_nor_deleted(tmp_path: Path) -> None:
@@ -231,7 +235,7 @@ def test_the_reason_may_be_lost_on_a_full_disk_but_not_the_failure(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         store.save_part(second)
-    with pytest.raises(CheckpointError, match=f"{SECOND}: no room to say why"):
+    with pytest.raises(CheckpointError, match=f"{SECOND}: it could not be written.* probably full"):
         store.save(10, "lora", WEIGHTS, {}, first)
     assert not list(tmp_path.iterdir())
 

@@ -212,3 +212,46 @@ def test_an_unreachable_server_means_an_offline_run(
     assert "no route to host" in caplog.text
     assert "wandb sync" in caplog.text
     assert history(tmp_path)[-1]["loss"] == 1.0
+
+
+def test_a_run_that_the_server_does_not_continue_is_named_and_recorded_offline(
+    tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = wandb.init
+
+    def refused(**options: Any) -> Any:
+        if options["mode"] is None:
+            raise wandb.errors.CommError("the run was deleted")
+        return start(**options)
+
+    monkeypatch.setattr(wandb, "init", refused)
+    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run.log({"loss": 1.0}, step=1)
+    run.finish()
+    assert "W&B could not continue run abcd1234 (the run was deleted)" in caplog.text
+    assert "wandb sync" in caplog.text
+    assert history(tmp_path)[-1]["loss"] == 1.0
+
+
+def test_another_run_than_the_one_to_continue_is_said(
+    tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **options: start(**{**options, "id": "other567"}))
+    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run.finish()
+    assert "W&B could not continue run abcd1234; this is run other567." in caplog.text
+
+
+def test_a_wandb_that_cannot_even_record_is_said_and_stops_nothing(
+    tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(**_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wandb, "init", fails)
+    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run.log({"loss": 1.0}, step=1)
+    run.finish()
+    assert "W&B could not continue run abcd1234" in caplog.text
+    assert "W&B failed (OSError: [Errno 28] No space left on device). Training goes on" in caplog.text
