@@ -1,7 +1,8 @@
 """A training whose rank kills itself while it saves the state after step 2: POINT RANK RUN_FILE.
 
 Points: `before` its part is written, `while` half of it is, `after` it has left word of its part, `marker`: before the
-main process writes the marker. With `held` nobody is killed: the part is not written before step 3 is done.
+main process writes the marker. With `held` nobody is killed: the part is not written before step 3 is done, and what is
+communicated for the state is counted.
 """
 
 import os
@@ -11,7 +12,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ltx_trainer_plus.checkpoints import files
+from torch.distributed.tensor.debug import CommDebugMode
+
+from ltx_trainer_plus.checkpoints import files, writer
+from ltx_trainer_plus.checkpoints.state import TrainingState
 from ltx_trainer_plus.config import load_config
 from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.train_step import TrainStep
@@ -49,7 +53,7 @@ def kill_at(point: str) -> None:
 
 
 def hold() -> None:
-    save, train_step = files.save_file, TrainStep.__call__
+    save, train_step, collect = files.save_file, TrainStep.__call__, writer.collect_state
     steps = [0]
     third_is_done = threading.Event()
 
@@ -67,7 +71,14 @@ def hold() -> None:
             third_is_done.set()
         return window
 
+    def counted_collect(**options: Any) -> TrainingState:
+        with CommDebugMode() as communication:
+            state = collect(**options)
+        print(f"{communication.get_total_counts()} collectives for {len(state.tensors)} tensors.", flush=True)
+        return state
+
     files.save_file = save_file  # type: ignore[assignment]
+    writer.collect_state = counted_collect  # type: ignore[attr-defined]
     TrainStep.__call__ = counted_step  # type: ignore[method-assign]
 
 

@@ -1,5 +1,6 @@
 """Faults while a sharded training state is saved, and in what was saved, in real processes."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,10 @@ def sharded(tiny_pipeline: Path, data: Path, tmp_path_factory: pytest.TempPathFa
 def test_the_ranks_train_on_while_a_part_is_still_being_written(sharded: tuple[Path, str]) -> None:
     output, text = sharded
     assert text.count("The part of step 2 is written after step 3.") == 1
+    # Each rank copies out what it holds.
+    counts = re.findall(r"(\d+) collectives for (\d+) tensors", text)
+    assert len(counts) == 4
+    assert all(collectives == "0" and int(tensors) > 0 for collectives, tensors in counts)
     assert [checkpoint.step for checkpoint in CheckpointStore(output / "checkpoints").whole()] == [1, 2, 3, 4]
 
 

@@ -160,6 +160,23 @@ def test_full_fine_tuning_continues_its_curve_sharded_and_whole(tiny_pipeline: P
 
 
 @pytest.mark.slow
+def test_a_minimal_state_is_one_small_file_under_fsdp2_and_no_state_is_none(
+    tiny_pipeline: Path, tmp_path: Path
+) -> None:
+    settings = joint_run(tiny_pipeline, write_prepared_data(tmp_path / "data", samples=5), tmp_path / "minimal")
+    settings["acceleration"] |= {"parallel": "fsdp2"}
+    settings["checkpoints"] = {"interval": 2, "keep_last_n": -1, "save_training_state": "minimal"}
+    file = str(write_run_file(tmp_path / "run.yaml", settings))
+    off = [f"output_dir={tmp_path / 'off'}", "checkpoints.save_training_state=off"]
+    launch(2, [file, "--"], [file, "model.load_checkpoint=latest", "optimization.steps=6", "--"], [file, *off, "--"])
+    state = read_state(tmp_path / "minimal" / "checkpoints" / "training_state_step_00006.safetensors")
+    assert (state.step, state.level, state.tensors) == (6, "minimal", {})
+    assert len(losses(tmp_path / "minimal")) == 6
+    assert not list((tmp_path / "off" / "checkpoints").glob("training_state*"))
+    assert len(list((tmp_path / "off" / "checkpoints").iterdir())) == 4
+
+
+@pytest.mark.slow
 def test_compiled_and_eager_parts_continue_each_others_curve(tiny_pipeline: Path, tmp_path: Path) -> None:
     data = write_prepared_data(tmp_path / "data", samples=5)
     chain = Chain(tmp_path, tiny_pipeline, data, steps=8)
