@@ -5,6 +5,7 @@ word in the folder that they share, in a file of its own: that its part is on th
 """
 
 import json
+import logging
 import os
 import time
 from contextlib import suppress
@@ -13,6 +14,8 @@ from threading import Event
 
 from ltx_trainer_plus.checkpoints.files import Sums, check_finite, write_tensors
 from ltx_trainer_plus.checkpoints.state import TrainingState, part_name
+
+logger = logging.getLogger(__name__)
 
 _DONE = ".done"
 _FAILED = ".failed"
@@ -63,7 +66,6 @@ def await_parts(folder: Path, count: int, *, timeout: float, given_up: Event) ->
     while silent := [name for name in silent if not _has_word(folder / name)]:
         if given_up.is_set():
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-            given_up = Event()
         if time.monotonic() > deadline:
             raise PartsError(
                 f"no word of {', '.join(silent)}. The processes that write them have ended or hang, or this one does "
@@ -88,7 +90,7 @@ def _has_word(path: Path) -> bool:
 
 def _say_failed(path: Path, reason: str) -> None:
     unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
-    with suppress(OSError):
+    try:
         # On a full disk this makes the room that the word needs.
         path.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,3 +98,5 @@ def _say_failed(path: Path, reason: str) -> None:
         with suppress(OSError):
             unfinished.write_text(reason)
         os.replace(unfinished, path.with_name(f"{path.name}{_FAILED}"))
+    except OSError as error:
+        logger.error("%s could not be written (%s), and the main process could not be told (%s).", path, reason, error)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from ltx_trainer_plus.checkpoints import files, saved_state, state_parts
 from ltx_trainer_plus.checkpoints.resume import find_checkpoint
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder, RunFolderError
 from ltx_trainer_plus.checkpoints.state import CheckpointError, StatePart, TrainingState
 from ltx_trainer_plus.checkpoints.state_parts import write_part
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
@@ -316,3 +317,28 @@ def test_parts_that_do_not_make_a_whole_are_noticed(tmp_path: Path) -> None:
     saved = saved_state.read_state(tmp_path / NAME).tensors["parameter.a"]
     with pytest.raises(CheckpointError, match=r"parameter\.a: parts of it are missing"):
         saved[...]
+
+
+def test_a_checkpoint_that_was_copied_without_its_marker_brings_its_folder(tmp_path: Path) -> None:
+    weights = save(CheckpointStore(tmp_path / "checkpoints"), 10)
+    (tmp_path / "checkpoints" / "checkpoint_step_00010.json").unlink()
+    found = find_checkpoint(weights, tmp_path)
+    assert (found.state, found.step) == (weights.with_name(NAME), 10)
+    assert found.continues(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"(?s){NAME} is a training state.*Give the weights file beside it"):
+        find_checkpoint(weights.with_name(NAME), tmp_path)
+
+
+def test_a_run_with_a_sharded_state_is_said_to_be_continuable(tmp_path: Path) -> None:
+    save(CheckpointStore(tmp_path / "checkpoints"), 10)
+    with pytest.raises(RunFolderError, match=r"(?s)checkpoints up to step 10.*load_checkpoint: latest"):
+        RunFolder.open(tmp_path, resuming=False)
+
+
+def test_a_failure_of_which_no_word_can_be_left_is_in_the_log_of_that_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"{NAME}.saving").write_text("a file where the folder should be")
+    CheckpointStore(tmp_path).save_part(parts(10)[1])
+    assert f"{SECOND} could not be written (FileExistsError" in caplog.text
+    assert "the main process could not be told" in caplog.text
