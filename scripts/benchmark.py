@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -21,14 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from ltx_trainer_plus.bench import (
@@ -45,49 +42,15 @@ from ltx_trainer_plus.bench import (
     step_seconds,
     trainer_step,
 )
+from ltx_trainer_plus.bench_report import Measured, Variant, machine, print_report, ratios, summary
 from ltx_trainer_plus.config.schema import CompileConfig
 from ltx_trainer_plus.costs import Parameters, Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.parallel.collectives import broadcast_object
 from ltx_trainer_plus.parallel.ending import run_and_exit
-from ltx_trainer_plus.parallel.plan import Layout, ParallelPlan
+from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.topology import Topology
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One thing to measure.
-
-    Attributes:
-        layout: what wraps the model.
-        processes: how many take part.
-        what: the trainer's step, the bare loop, or forward and backward of the blocks alone.
-    """
-
-    name: str
-    layout: Layout
-    processes: int
-    what: Literal["trainer", "bare", "blocks"] = "trainer"
-    is_compiled: bool = False
-    checkpointing: bool = False
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One turn of a variant, on the main process.
-
-    Attributes:
-        seconds: of each step.
-        cpu_seconds: of each step, of this process: what is left when others take the processor away.
-        first: seconds of the very first step, which compiles; None in later turns.
-        memory: bytes that the step needed at most (GPU only).
-    """
-
-    seconds: tuple[float, ...]
-    cpu_seconds: float
-    first: float | None
-    memory: int | None
 
 
 def variants(processes: Sequence[int], *, checkpointing: bool) -> list[Variant]:
@@ -113,8 +76,15 @@ def variants(processes: Sequence[int], *, checkpointing: bool) -> list[Variant]:
             Variant(f"fsdp2 x{count} + compile", "fsdp2", is_compiled=True, **shared),
         ]
         if count >= 4 and count % 2 == 0:
-            found.append(Variant(f"hsdp x{count}", "hsdp", **shared))
+            found += [
+                Variant(f"hsdp x{count}", "hsdp", **shared),
+                Variant(f"hsdp x{count} + compile", "hsdp", is_compiled=True, **shared),
+            ]
     return found
+
+
+Start = Callable[[int, Path], contextlib.AbstractContextManager[Connection]]
+"""Starts that many processes, with inductor's cache in that folder."""
 
 
 class Worker:
@@ -128,11 +98,12 @@ class Worker:
             torch.set_num_threads(1)
 
     def measure(self, variant: Variant, steps: int, trace: Path | None) -> Measured:
-        memory, first = None, None
+        memory, first, before_building = None, None, None
         if variant.name not in self._steps:
             if self._is_gpu:
                 self._steps.clear()  # one real-size model at a time
                 torch.cuda.empty_cache()
+            before_building = None if self._is_gpu else _resident("VmRSS")
             self._steps[variant.name] = self._build(variant)
             started = time.perf_counter()
             self._run(variant, 1)
@@ -140,11 +111,15 @@ class Worker:
             self._run(variant, 2)
         if self._is_gpu:
             torch.cuda.reset_peak_memory_stats()
+        elif before_building is not None:
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts anew
         before = time.process_time()
         seconds = self._run(variant, steps)
         cpu = (time.process_time() - before) / steps
         if self._is_gpu:
             memory = torch.cuda.max_memory_allocated()
+        elif before_building is not None:
+            memory = _resident("VmHWM") - before_building
         if trace is not None:
             self._profile(variant, trace)
         return Measured(tuple(seconds), cpu, first, memory)
@@ -181,6 +156,15 @@ class Worker:
             profiler.export_chrome_trace(str(folder / f"{name}.json"))
 
 
+def _resident(field: str) -> int:
+    """Bytes of this process by its name in /proc (`VmRSS`: now, `VmHWM`: at most)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise KeyError(field)
+
+
 def _blocks_step(handle: ModelHandle, _: Any, inputs: Any) -> Callable[[], None]:
     return blocks_step(handle, inputs)
 
@@ -208,8 +192,8 @@ def worker_main(address: str) -> None:
 
 
 @contextlib.contextmanager
-def launched(processes: int, model: dict[str, Any], work: Workload, *, gpu: bool) -> Iterator[Connection]:
-    """That many processes, and the connection to the first of them."""
+def launched(model: dict[str, Any], work: Workload, gpu: bool, processes: int, cache: Path) -> Iterator[Connection]:
+    """That many processes, and the connection to the first of them. `cache`: what inductor has compiled already."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         address = f"{folder}/{'gpu' if gpu else 'cpu'}"
         server.bind(address)
@@ -218,7 +202,8 @@ def launched(processes: int, model: dict[str, Any], work: Workload, *, gpu: bool
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         # One process is no group: it runs as `python scripts/train.py` would.
         launcher = torchrun if processes > 1 else [sys.executable]
-        worker = subprocess.Popen([*launcher, __file__, "--worker", address])
+        surroundings = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}"]
+        worker = subprocess.Popen([*surroundings, *launcher, __file__, "--worker", address])
         try:
             with _accept(server, worker) as connection:
                 connection.send((model, work))
@@ -235,84 +220,49 @@ def _accept(server: socket.socket, worker: subprocess.Popen[bytes]) -> Connectio
     sys.exit("The benchmark's processes ended before they had started; their error is above.")
 
 
+def measure_alone(
+    wanted: Sequence[Variant], start: Start, folder: Path, steps: int, *, gpu: bool
+) -> dict[str, list[Measured]]:
+    """What other variants in the same processes would blur: compiling, and the memory of a process.
+
+    A compiled variant is started twice: with an empty inductor cache, and with what that has left. On a GPU the others
+    are left out: its memory is counted by torch.
+    """
+    found: dict[str, list[Measured]] = {}
+    for index, variant in enumerate(wanted):
+        if gpu and not variant.is_compiled:
+            continue
+        for _ in range(2 if variant.is_compiled else 1):
+            print(f"alone: {variant.name}", file=sys.stderr)
+            with start(variant.processes, folder / str(index)) as worker:
+                found.setdefault(variant.name, []).append(_turn(worker, variant, steps, None))
+    return found
+
+
+def _turn(worker: Connection, variant: Variant, steps: int, trace: Path | None) -> Measured:
+    worker.send((variant, steps, trace))
+    result = worker.recv()
+    if isinstance(result, str):
+        sys.exit(f"{variant.name}: {result}\n  Give fewer --blocks.")
+    return result
+
+
 def measure_all(
-    wanted: Sequence[Variant], model: dict[str, Any], work: Workload, given: argparse.Namespace, *, gpu: bool
+    wanted: Sequence[Variant], start: Start, cache: Path, given: argparse.Namespace
 ) -> dict[str, list[Measured]]:
     """Every variant in every round, in turn; forwards in one round and backwards in the next."""
     found: dict[str, list[Measured]] = {variant.name: [] for variant in wanted}
     with contextlib.ExitStack() as stack:
         workers = {
-            count: stack.enter_context(launched(count, model, work, gpu=gpu))
+            count: stack.enter_context(start(count, cache))
             for count in sorted({variant.processes for variant in wanted})
         }
         for turn in range(given.rounds):
             for variant in wanted if turn % 2 == 0 else reversed(wanted):
                 trace = given.profile if turn == given.rounds - 1 else None
                 print(f"round {turn + 1} of {given.rounds}: {variant.name}", file=sys.stderr)
-                workers[variant.processes].send((variant, given.steps, trace))
-                result = workers[variant.processes].recv()
-                if isinstance(result, str):
-                    sys.exit(f"{variant.name}: {result}\n  Give fewer --blocks.")
-                found[variant.name].append(result)
+                found[variant.name].append(_turn(workers[variant.processes], variant, given.steps, trace))
     return found
-
-
-def summary(wanted: Sequence[Variant], found: dict[str, list[Measured]], work: Workload) -> list[dict[str, Any]]:
-    """One row for each variant, with numbers in seconds and bytes."""
-    rows = []
-    for variant in wanted:
-        turns = found[variant.name]
-        seconds = sorted(second for turn in turns for second in turn.seconds)
-        median = statistics.median(seconds)
-        memory = [turn.memory for turn in turns if turn.memory is not None]
-        rows.append(
-            {
-                "name": variant.name,
-                "processes": variant.processes,
-                "step_seconds": median,
-                "quartiles": [seconds[len(seconds) // 4], seconds[len(seconds) * 3 // 4]],
-                "fastest": seconds[0],
-                "cpu_seconds": statistics.median(turn.cpu_seconds for turn in turns),
-                "tokens_per_second": None
-                if variant.what == "blocks"
-                else work.target_tokens * variant.processes / median,
-                "first_step_seconds": next(turn.first for turn in turns if turn.first is not None),
-                "memory_bytes": max(memory) if memory else None,
-            }
-        )
-    return rows
-
-
-def ratios(rows: Sequence[dict[str, Any]], found: dict[str, list[Measured]]) -> list[dict[str, Any]]:
-    """What the project promises, each from the medians of rounds that ran side by side."""
-    pairs = [("single", "single, bare", 1.1), ("blocks", "blocks + compile", None)]
-    for row in rows:
-        name, count = row["name"], row["processes"]
-        if name == f"ddp x{count}":
-            pairs += [(name, "single", 1.35 if count == 2 else None), (name, f"{name}, bare", 1.1)]
-        elif name.startswith(("fsdp2", "hsdp")) and "compile" not in name:
-            pairs.append((name, f"ddp x{count}", None))
-    result = []
-    for above, below, limit in pairs:
-        if above not in found or below not in found:
-            continue
-
-        def each(get: Callable[[Measured], float], above: str = above, below: str = below) -> list[float]:
-            return sorted(get(a) / get(b) for a, b in zip(found[above], found[below], strict=True))
-
-        wall, cpu = each(lambda turn: statistics.median(turn.seconds)), each(lambda turn: turn.cpu_seconds)
-        result.append(
-            {
-                "what": f"{above} / {below}",
-                "ratio": statistics.median(wall),
-                "range": [wall[0], wall[-1]],
-                "cpu_ratio": statistics.median(cpu),
-                "fastest_ratio": min(min(t.seconds) for t in found[above]) / min(min(t.seconds) for t in found[below]),
-                "at_most": limit,
-                "at_least": 1.5 if above == "blocks" else None,
-            }
-        )
-    return result
 
 
 def handle_overhead(calls: int = 20_000) -> float:
@@ -331,23 +281,6 @@ def handle_overhead(calls: int = 20_000) -> float:
     return statistics.median(timed(handle) - timed(transformer) for _ in range(9))
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers belong to."""
-    model = ""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "cpu": model or platform.processor(),
-        "cores": os.cpu_count(),
-        "gpus": gpus,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "load_average": os.getloadavg(),
-    }
-
-
 def blocks_that_fit(model: dict[str, Any], work: Workload) -> int:
     """How many blocks fit on the first GPU with everything that a checkpointed LoRA step needs."""
     free, _ = torch.cuda.mem_get_info()
@@ -355,47 +288,6 @@ def blocks_that_fit(model: dict[str, Any], work: Workload) -> int:
     # Weights in bf16; a block's adapters, their gradients and moments are a few per cent of it; inputs of the block.
     hidden = work.batch * (work.video_tokens * 4096 + work.audio_tokens * 2048)
     return min(int(model["num_layers"]), int((0.9 * free - 12e9) // (2.1 * parameters.block + 2 * hidden)))
-
-
-def print_report(report: dict[str, Any]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    where = report["machine"]
-    gpus = f", {len(where['gpus'])} x {where['gpus'][0]}" if where["gpus"] else ""
-    load = where["load_average"][0]
-    console.print(
-        f"{report['bench']}: {report['blocks']} blocks, {report['rounds']} rounds of {report['steps']} steps. "
-        f"{where['cpu']}, {where['cores']} cores{gpus}, torch {where['torch']}. "
-        f"Load average {load:.1f} at the start, {report['load_average_after'][0]:.1f} at the end."
-    )
-    table = Table("", "step, ms", "quartiles", "fastest", "CPU time, ms", "tokens/s", "first step, s", "memory, GiB")
-    for row in report["results"]:
-        low, high = row["quartiles"]
-        tokens, memory = row["tokens_per_second"], row["memory_bytes"]
-        table.add_row(
-            row["name"],
-            f"{1e3 * row['step_seconds']:.1f}",
-            f"{1e3 * low:.1f} - {1e3 * high:.1f}",
-            f"{1e3 * row['fastest']:.1f}",
-            f"{1e3 * row['cpu_seconds']:.1f}",
-            "" if tokens is None else f"{tokens:,.0f}",
-            f"{row['first_step_seconds']:.1f}",
-            "" if memory is None else f"{memory / 2**30:.1f}",
-        )
-    console.print(table)
-    table = Table("", "ratio", "rounds", "of the fastest", "of CPU time", "goal")
-    for row in report["ratios"]:
-        goal = f"<= {row['at_most']}" if row["at_most"] else f">= {row['at_least']}" if row["at_least"] else ""
-        low, high = row["range"]
-        table.add_row(
-            row["what"],
-            f"{row['ratio']:.2f}",
-            f"{low:.2f} - {high:.2f}",
-            f"{row['fastest_ratio']:.2f}",
-            f"{row['cpu_ratio']:.2f}",
-            goal,
-        )
-    console.print(table)
-    console.print(f"handle(...) over calling the module: {1e6 * report['handle_overhead_seconds']:.2f} us (goal <= 5)")
 
 
 def arguments() -> argparse.Namespace:
@@ -428,8 +320,12 @@ def main() -> None:
     if not wanted:
         sys.exit(f"--only and --skip leave no variant of {counts} processes.")
     where = machine()
-    found = measure_all(wanted, model, work, given, gpu=gpu)
-    rows = summary(wanted, found, work)
+
+    start = partial(launched, model, work, gpu)
+    with tempfile.TemporaryDirectory() as folder:
+        alone = measure_alone(wanted, start, Path(folder), given.steps, gpu=gpu)
+        found = measure_all(wanted, start, Path(folder, "rounds"), given)
+    rows = summary(wanted, found, alone, work)
     report = {
         "bench": "bench-gpu" if gpu else "bench-cpu",
         "blocks": blocks,

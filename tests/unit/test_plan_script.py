@@ -1,6 +1,7 @@
 """scripts/plan.py: costs of a run from metadata alone."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
-def plan(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts/plan.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+SCRIPT = ROOT / "scripts/plan.py"
 
 
 def test_the_real_model_on_four_gpus_needs_neither_weights_nor_data(tmp_path: Path) -> None:
     report = tmp_path / "plan.json"
     run_file = ROOT / "configs/ltx2.3_lora.yaml"
-    finished = plan("ltx-2.3", run_file, "--gpus", 4, "--video", "960x544x49", "--json", report)
+    arguments = ("ltx-2.3", str(run_file), "--gpus", "4", "--video", "960x544x49", "--json", str(report))
+    finished = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert finished.returncode == 0, finished.stderr
     assert "3,570 video" in finished.stdout
     found = json.loads(report.read_text())
@@ -32,12 +32,14 @@ def test_the_real_model_on_four_gpus_needs_neither_weights_nor_data(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("no/such/model", "configs/ltx2.3_lora.yaml"), "There is no model at no/such/model"),
-        (("ltx-2.3", "configs/ltx2.3_lora.yaml", "lora.target_modules=[to_q_typo]"), "to_q_typo"),
+        (("no/such/model",), "There is no model at no/such/model"),
+        (("ltx-2.3", "lora.target_modules=[to_q_typo]"), "to_q_typo"),
     ],
 )
-def test_what_cannot_be_planned_is_said_without_a_traceback(arguments: tuple[str, ...], message: str) -> None:
-    finished = plan(*arguments)
-    assert finished.returncode == 2
-    assert message in finished.stderr
-    assert "Traceback" not in finished.stderr
+def test_what_cannot_be_planned_is_said_without_a_traceback(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments, str(ROOT / "configs/ltx2.3_lora.yaml")])
+    # In this process, which has imported everything already.
+    assert runpy.run_path(str(SCRIPT))["main"]() == 2
+    assert message in capsys.readouterr().err
