@@ -1,7 +1,8 @@
 """Run trainings in processes of their own, forked one after another so that imports are paid once: PLAN.json.
 
 The plan is a list of {"arguments": [...] for scripts/train.py, "output": file for what it prints, "kill_at": where the
-process kills itself while it saves, or null}. Prints a JSON list of exit statuses (negative: the signal).
+process kills itself while it saves, or null, "decodes": whether samples can be decoded}. Prints a JSON list of exit
+statuses (negative: the signal).
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 from ltx_trainer_plus.checkpoints import files
 from ltx_trainer_plus.trainer import Trainer
+from ltx_trainer_plus.validation.decode import SampleDecoder
 from scripts import train
 
 assert Trainer  # imported before the forks
@@ -46,12 +48,18 @@ def kill_at(point: str) -> None:
     os.replace = rename
 
 
+def no_memory(*_: Any) -> Any:
+    raise RuntimeError("no memory to decode")
+
+
 def child(run: dict[str, Any]) -> None:
     output = os.open(run["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     if run["kill_at"] is not None:
         kill_at(run["kill_at"])
+    if not run["decodes"]:
+        SampleDecoder.decode = no_memory  # type: ignore[method-assign]
     sys.argv = ["train.py", *run["arguments"]]
     status = 1
     try:

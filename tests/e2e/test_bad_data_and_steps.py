@@ -12,16 +12,10 @@ from safetensors.torch import load_file, save_file
 from ltx_trainer_plus.bad_steps import BadStepsError
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.data.sample_files import DataError
+from tests.damage import scale_latents
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data
 
 Settings = dict[str, Any]
-
-
-def scaled_latents(root: Path, name: str, factor: float) -> None:
-    path = root / ".precomputed" / "latents" / f"{name}.safetensors"
-    with safe_open(path, "pt") as file:
-        metadata, latents = file.metadata(), file.get_tensor("latents")
-    save_file({"latents": latents * factor}, path, metadata)
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def steps_of(settings: Settings) -> list[int]:
 def test_a_step_with_an_infinite_loss_changes_nothing_is_counted_and_names_its_sample_and_sigmas(
     settings: Settings, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scaled_latents(data, "clip_02", 1e30)
+    scale_latents(data, "clip_02", 1e30)
     with caplog.at_level(logging.WARNING):
         result = train(settings)
     assert result.weights is not None
@@ -67,7 +61,7 @@ def test_a_step_with_an_infinite_loss_changes_nothing_is_counted_and_names_its_s
 
 
 def test_a_bad_step_leaves_the_weights_bit_for_bit(settings: Settings, data: Path) -> None:
-    scaled_latents(data, "clip_02", 1e30)
+    scale_latents(data, "clip_02", 1e30)
     settings["optimization"]["scheduler_type"] = "constant"
     train(settings)
     folder = Path(settings["output_dir"])
@@ -86,7 +80,7 @@ def test_too_many_bad_steps_in_a_row_end_the_run_save_nothing_and_name_samples_a
     settings: Settings, data: Path
 ) -> None:
     for number in range(4):
-        scaled_latents(data, f"clip_{number:02d}", 1e30)
+        scale_latents(data, f"clip_{number:02d}", 1e30)
     with pytest.raises(BadStepsError) as error:
         train(settings, "optimization.max_bad_steps=3")
     message = str(error.value)

@@ -20,13 +20,15 @@ import torch
 
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from tests.damage import empty, flip_a_bit, replace_by_a_foreign_file, scale_latents, truncate
 from tests.launch import ROOT, Running, run, torchrun_command
-from tests.runs import joint_run, losses, metrics, train, write_prepared_data, write_run_file
+from tests.runs import VALIDATION, joint_run, losses, metrics, train, write_prepared_data, write_run_file
 from tests.states import read_state
 
 Settings = dict[str, Any]
 SCRIPT = ROOT / "scripts/train.py"
 FORKS = Path(__file__).with_name("fault_script.py")
+DAMAGES = (truncate, flip_a_bit, empty, replace_by_a_foreign_file)
 KILLS = ("before", "while", "rename 0", "rename 1", "rename 2", "retiring")
 
 
@@ -52,11 +54,12 @@ class Forked:
         self._folder = folder
         self._plan: list[dict[str, Any]] = []
 
-    def add(self, settings: Settings, *overrides: str, kill_at: str | None = None) -> int:
+    def add(self, settings: Settings, *overrides: str, kill_at: str | None = None, decodes: bool = True) -> int:
         number = len(self._plan)
         run_file = write_run_file(self._folder / f"run_{number}.yaml", settings)
         output = str(self._folder / f"output_{number}.txt")
-        self._plan.append({"arguments": [str(run_file), *overrides], "output": output, "kill_at": kill_at})
+        arguments = [str(run_file), *overrides]
+        self._plan.append({"arguments": arguments, "output": output, "kill_at": kill_at, "decodes": decodes})
         return number
 
     def run(self) -> None:
@@ -114,6 +117,34 @@ def forked(base: Settings, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         weights = place / "checkpoints" / "lora_weights_step_00003.safetensors"
         numbers[name] = forks.add(another(f"from_{place.name}"), f"model.load_checkpoint={weights}")
 
+    for damage in DAMAGES:
+        place = folder / damage.__name__
+        shutil.copytree(base["output_dir"], place)
+        damage(place / "checkpoints/lora_weights_step_00004.safetensors")
+        numbers[damage.__name__] = forks.add(another(place.name), "model.load_checkpoint=latest")
+    truncated = folder / "truncate/checkpoints/lora_weights_step_00004.safetensors"
+    copy = shutil.copy(truncated, folder)  # by the time of this run the one above is written anew
+    shutil.copy(truncated.with_name("checkpoint_step_00004.json"), folder)
+    numbers["named"] = forks.add(another("from_truncated"), f"model.load_checkpoint={copy}")
+
+    def damaged_data(name: str, factor: float, clips: int) -> Settings:
+        root = folder / name
+        shutil.copytree(base["data"]["preprocessed_data_root"], root)
+        for number in range(clips):
+            scale_latents(root, f"clip_{number:02d}", factor)
+        return another(f"{name}_run", data={**base["data"], "preprocessed_data_root": str(root)})
+
+    numbers["infinite"] = forks.add(damaged_data("infinite", 1e30, clips=6), "optimization.max_bad_steps=2")
+    corrupt = damaged_data("corrupt", float("nan"), clips=1)
+    corrupt["optimization"] = {**base["optimization"], "steps": 6}
+    numbers["corrupt raise"] = forks.add(corrupt)
+    skipping = {**corrupt, "output_dir": f"{corrupt['output_dir']}_skipping"}
+    numbers["corrupt skip"] = forks.add(skipping, "data.on_error=skip")
+
+    for on_error in ("raise", "warn"):
+        settings = another(f"samples_{on_error}", validation={**VALIDATION, "on_error": on_error})
+        numbers[f"samples {on_error}"] = forks.add(settings, decodes=False)
+
     try:
         forks.run()
     finally:
@@ -164,6 +195,52 @@ def test_a_malicious_training_state_is_never_unpickled(forked: dict[str, Any]) -
     assert "is not a readable safetensors file" in forks.output(number)
     assert "never unpickled" in forks.output(number)
     assert not (forked["folder"] / "canary").exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_latest_passes_over_damaged_weights_by_name_and_continues_exactly(
+    damage: Callable[[Path], None], forked: dict[str, Any], base: Settings
+) -> None:
+    forks, number = forked["forks"], forked[damage.__name__]
+    assert forks.statuses[number] == 0, forks.output(number)
+    assert "Passed over: lora_weights_step_00004.safetensors" in forks.output(number)
+    assert "Continuing after step 3 of" in forks.output(number)
+    assert losses(forked["folder"] / damage.__name__) == losses(Path(base["output_dir"]))
+
+
+def test_a_truncated_checkpoint_that_is_asked_for_by_name_is_refused(forked: dict[str, Any]) -> None:
+    forks, number = forked["forks"], forked["named"]
+    assert forks.statuses[number] == 2
+    assert "lora_weights_step_00004.safetensors: it has" in forks.output(number)
+    assert "so it was cut off or changed" in forks.output(number)
+
+
+def test_steps_that_are_not_finite_end_the_run_and_nothing_is_saved(forked: dict[str, Any]) -> None:
+    forks, number = forked["forks"], forked["infinite"]
+    assert forks.statuses[number] == 2
+    assert "2 steps in a row were not finite" in forks.output(number)
+    assert re.search(r"clip_0\d \(video sigma 0\.", forks.output(number))
+    assert not list((forked["folder"] / "infinite_run").rglob("*.safetensors"))
+
+
+def test_a_corrupt_sample_ends_the_run_by_name_or_is_replaced_and_counted(forked: dict[str, Any]) -> None:
+    forks, number = forked["forks"], forked["corrupt raise"]
+    assert forks.statuses[number] == 1
+    assert "clip_00.safetensors: 1024 of 1024 numbers are not finite" in forks.output(number)
+    number = forked["corrupt skip"]
+    assert forks.statuses[number] == 0, forks.output(number)
+    assert "clip_01 takes its place" in forks.output(number)
+    assert metrics(forked["folder"] / "corrupt_run_skipping")[-1]["replaced_samples"] == 1
+
+
+def test_samples_that_cannot_be_made_end_the_run_or_are_reported(forked: dict[str, Any], base: Settings) -> None:
+    forks, number = forked["forks"], forked["samples raise"]
+    assert forks.statuses[number] not in (0, 2)
+    assert "no memory to decode" in forks.output(number)
+    number = forked["samples warn"]
+    assert forks.statuses[number] == 0, forks.output(number)
+    assert forks.output(number).count("no memory to decode") == 3
+    assert losses(forked["folder"] / "samples_warn") == losses(Path(base["output_dir"]))
 
 
 def endless(base: Settings, output: Path, **sections: Any) -> Settings:

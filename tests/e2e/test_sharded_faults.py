@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from tests.damage import flip_a_bit, replace_by_a_foreign_file, truncate
 from tests.launch import Running, run, torchrun_command
 from tests.runs import joint_run, losses, train, write_prepared_data, write_run_file
 
@@ -74,20 +74,6 @@ def test_a_rank_that_is_killed_while_it_saves_costs_nothing_that_was_whole(
     assert not list(output.rglob("*.saving"))
 
 
-def _truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-50] ^= 1
-    path.write_bytes(content)
-
-
-def _replace_by_a_pickle(path: Path) -> None:
-    torch.save({"state": torch.ones(3)}, path)
-
-
 @pytest.fixture(scope="module")
 def sharded(tiny_pipeline: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Folder and text of a whole run of two ranks under FSDP2, the second of which is slow to write step 2."""
@@ -108,7 +94,7 @@ def test_the_ranks_train_on_while_a_part_is_still_being_written(sharded: tuple[P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, _replace_by_a_pickle, Path.unlink])
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, replace_by_a_foreign_file, Path.unlink])
 @pytest.mark.parametrize("part", [1, 2])
 def test_latest_passes_over_a_damaged_part_by_name_and_continues_on_one_process(
     tiny_pipeline: Path,
