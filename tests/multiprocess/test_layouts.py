@@ -100,6 +100,10 @@ class Outcome:
         return [line["loss"] for line in metrics(self.folder)]
 
     @property
+    def gradient_norms(self) -> list[float]:
+        return [line["grad_norm"] for line in metrics(self.folder)]
+
+    @property
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.ranks[0]["weights"])
 
@@ -209,6 +213,9 @@ def test_every_layout_computes_the_losses_and_weights_of_one_process(
     assert len(outcome.losses) == STEPS
     assert len(set(outcome.losses)) == STEPS
     assert outcome.losses == pytest.approx(alone.losses, rel=tolerance(variant))
+    # Of all ranks' parts together. Full fine-tuning is clipped by it here, so the weights tell that too.
+    assert outcome.gradient_norms == pytest.approx(alone.gradient_norms, rel=5 * tolerance(variant))
+    assert variant != "full" or max(alone.gradient_norms) > 1
     distance = relative_distance(outcome.weights, alone.weights)
     assert distance < tolerance(variant)
 
@@ -233,6 +240,14 @@ def test_four_micro_steps_exchange_gradients_as_often_as_one(launches: Launches,
     if layout in SHARDS:
         assert one["c10d::_reduce_scatter_base_"] == BLOCKS  # nothing else is trained
         assert accumulated[GATHER] == MICRO_STEPS * one[GATHER]
+
+
+@pytest.mark.parametrize("layout", ["cpu_ddp", "cpu_fsdp2"])
+@pytest.mark.parametrize("variant", ["compiled", pytest.param("compiled validated", marks=pytest.mark.slow)])
+def test_spread_blocks_compile_to_few_graphs_without_a_break(launches: Launches, layout: str, variant: str) -> None:
+    for rank in launches.outcome(layout, variant).ranks:
+        assert 0 < rank["graphs"] <= 12
+        assert rank["graph_breaks"] == 0
 
 
 @pytest.mark.parametrize("layout", ["cpu_ddp", "cpu_fsdp2"])
