@@ -4,9 +4,9 @@
 One command: it starts all processes by itself (torchrun), and takes turns among the layouts, so that a machine that
 gets slower gets slower for all of them. `bare` is a training loop as one writes it by hand around DDP: the floor.
 
-    python scripts/benchmark.py                        # bench-cpu: one, two and four gloo processes
-    python scripts/benchmark.py --bench gpu            # bench-gpu: real LTX-2.3 blocks, all GPUs of this machine
-    python scripts/benchmark.py --profile traces/      # also a trace of each for https://ui.perfetto.dev
+    .venv/bin/python scripts/benchmark.py                     # bench-cpu: one, two and four gloo processes
+    .venv/bin/python scripts/benchmark.py --bench gpu         # bench-gpu: real LTX-2.3 blocks, all GPUs of this machine
+    .venv/bin/python scripts/benchmark.py --profile traces/   # also a trace of each for https://ui.perfetto.dev
 """
 
 import argparse

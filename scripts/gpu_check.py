@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check one GPU in under eight minutes: precision, step times on a real-size random model, share of the card's peak.
 
-    python scripts/gpu_check.py --json gpu_check.json
-    python scripts/gpu_check.py --tiny                # the same path on a CPU, with a tiny model
+    .venv/bin/python scripts/gpu_check.py --json gpu_check.json
+    .venv/bin/python scripts/gpu_check.py --tiny                # the same path on a CPU, with a tiny model
 
 The operations of a step are counted by `ltx_trainer_plus.costs.flops`, which explains the count: matrix products only,
 a multiplication and its addition are two. "executed" has the second forward of gradient checkpointing in it (what the

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a run would cost on each rank in each layout: memory, traffic, operations and time, by arithmetic alone.
 
-    python scripts/plan.py MODEL CONFIG.yaml [key.path=value ...] --gpus 4
+    .venv/bin/python scripts/plan.py MODEL CONFIG.yaml [key.path=value ...] --gpus 4
 
 MODEL is a checkpoint or a pipeline folder, of which only metadata is read, or `ltx-2.3` for its published sizes. Of the
 run file only the settings count: nothing that it names has to exist yet.
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--efficiency", type=float, default=0.5, help="share of the peak that a step reaches")
     parser.add_argument("--link", type=float, default=300, help="GB/s that a GPU receives (NVLink 300, PCIe 4.0 20)")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     files = [text for text in given.config if "=" not in text]
     overrides = [text for text in given.config if "=" in text]
     # Nothing is read from these, so they need not exist.

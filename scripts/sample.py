@@ -13,14 +13,15 @@ from ltx_trainer_plus.config.old_names import OldNameWarning
 EXAMPLES = """
 examples:
   # the validation samples of a run, with its newest checkpoint
-  accelerate launch scripts/sample.py outputs/run/training_config.yaml --lora latest --output samples
+  .venv/bin/accelerate launch scripts/sample.py outputs/run/training_config.yaml --lora latest --output samples
 
   # prompts of your own; several processes share them
-  accelerate launch scripts/sample.py --model-path models/LTX-2.3 --lora lora_weights_step_03000.safetensors \\
-      --prompt "a ginger cat jumps onto a table" --size 960x544x89 --seed 7 --output cat.mp4
+  .venv/bin/accelerate launch scripts/sample.py --model-path models/LTX-2.3 \\
+      --lora lora_weights_step_03000.safetensors --prompt "a ginger cat jumps onto a table" \\
+      --size 960x544x89 --seed 7 --output cat.mp4
 
   # image to video: any of the conditions that validation takes
-  python scripts/sample.py --model-path models/LTX-2.3 --prompt "it starts to rain" \\
+  .venv/bin/python scripts/sample.py --model-path models/LTX-2.3 --prompt "it starts to rain" \\
       --condition "{type: first_frame, image_or_video: street.png}" --output rain.mp4
 
 Everything else (guidance, steps, frame rate, ...) is set as in a run file: validation.inference_steps=40
@@ -59,6 +60,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     given.files = [Path(text) for text in given.arguments if text not in given.overrides]
     if not given.files and not (given.model_path and given.prompt):
         parser.error("give a run file, or --model-path and --prompt")
+    if given.lora == "latest" and not given.files:
+        parser.error(
+            "--lora latest is the newest checkpoint of a run file's output_dir, and there is no run file; "
+            "give the run folder instead, e.g. --lora outputs/my_run"
+        )
     return given
 
 

@@ -171,3 +171,9 @@ def test_a_loras_reference_scale_is_read_from_its_file(
         "validation.samples.0.conditions.0.downscale_factor: the LoRA was trained with 2 (its file says so) "
         "(given: 1). Set it to 2, or leave it out." in capsys.readouterr().err
     )
+
+
+def test_latest_without_a_run_file_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        sample.parse_arguments(["--model-path", "model", "--prompt", "a ball", "--lora", "latest"])
+    assert "give the run folder instead, e.g. --lora outputs/my_run" in capsys.readouterr().err

@@ -125,6 +125,12 @@ def test_own_clips_get_a_size_that_fits_them_and_a_folder_of_their_own(
     (own / "broken.mp4").write_bytes(b"no video")
     (own / "broken.txt").write_text("a broken one")
     assert make_demo_data.fitting_bucket(own) == "64x96x41"
+    # A short clip among longer ones is left out; it does not make single frames of the others.
+    write_video(own / "short.mp4", frames[:5], 24, tone[:, :10000], 48000)
+    (own / "short.txt").write_text("a short one")
+    assert make_demo_data.fitting_bucket(own) == "64x96x41"
+    (own / "short.mp4").unlink()
+    (own / "short.txt").unlink()
 
     assert run(monkeypatch, "--output", tmp_path / "demo", "--clips", own) == 0
     assert "broken.mp4" in capsys.readouterr().out

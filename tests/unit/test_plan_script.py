@@ -15,7 +15,17 @@ SCRIPT = ROOT / "scripts/plan.py"
 def test_the_real_model_on_four_gpus_needs_neither_weights_nor_data(tmp_path: Path) -> None:
     report = tmp_path / "plan.json"
     run_file = ROOT / "configs/ltx2.3_lora.yaml"
-    arguments = ("ltx-2.3", str(run_file), "--gpus", "4", "--video", "960x544x49", "--json", str(report))
+    arguments = (
+        "ltx-2.3",
+        str(run_file),
+        "--gpus",
+        "4",
+        "--video",
+        "960x544x49",
+        "--json",
+        str(report),
+        "lora.rank=32",
+    )
     finished = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, cwd=ROOT, check=False
     )
