@@ -16,6 +16,7 @@ from ltx_trainer_plus.checkpoints.run_folder import RunFolder, RunFolderError
 from ltx_trainer_plus.checkpoints.state import CheckpointError, StatePart, TrainingState
 from ltx_trainer_plus.checkpoints.state_parts import write_part
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from tests.kills import after, killed_in
 from tests.states import read_state
 
 WEIGHTS = {"diffusion_model.a.lora_A.weight": torch.ones(2, 3)}
@@ -146,10 +147,6 @@ def test_a_marker_that_names_files_elsewhere_is_not_believed(tmp_path: Path) -> 
         assert "it names a file that belongs to no checkpoint" in store.broken()[0]
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours may catch it."""
-
-
 @pytest.mark.parametrize("survived_renames", range(5))
 def test_a_kill_at_any_point_leaves_the_earlier_checkpoint_and_the_next_start_recovers(
     tmp_path: Path, survived_renames: int, monkeypatch: pytest.MonkeyPatch
@@ -157,18 +154,8 @@ def test_a_kill_at_any_point_leaves_the_earlier_checkpoint_and_the_next_start_re
     """The renames: word of each part, the weights, the folder of the state, the marker."""
     store = CheckpointStore(tmp_path, keep_last_n=1)
     save(store, 5)
-    rename, done = os.replace, []
-
-    def dies(source, target) -> None:
-        if len(done) == survived_renames:
-            raise Killed
-        done.append(target)
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dies)
-        with pytest.raises(Killed):
-            save(store, 10)
+    with killed_in(monkeypatch, os, "replace", after(survived_renames)):
+        save(store, 10)
 
     store = CheckpointStore(tmp_path, keep_last_n=1)
     assert store.clean()
@@ -183,17 +170,8 @@ def test_a_kill_at_any_point_leaves_the_earlier_checkpoint_and_the_next_start_re
 def test_a_kill_during_a_removal_is_finished_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path, keep_last_n=1)
     save(store, 5)
-    unlink = Path.unlink
-
-    def dies(path: Path, missing_ok: bool = False) -> None:
-        if path.name == SECOND:
-            raise Killed
-        unlink(path, missing_ok)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", dies)
-        with pytest.raises(Killed):
-            save(store, 10)
+    with killed_in(monkeypatch, Path, "unlink", lambda path, *_, **__: path.name == SECOND):
+        save(store, 10)
     store = CheckpointStore(tmp_path, keep_last_n=1)
     assert f"training_state_step_00005/{SECOND}" in store.clean()
     assert steps(store) == [10]

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from ltx_trainer_plus.checkpoints.store import Checkpoint, CheckpointStore
+from tests.kills import after, killed_in
 from tests.states import read_state
 
 
@@ -103,28 +104,14 @@ def test_damage_is_detected_and_named_and_the_newest_whole_one_is_used(
     assert reason in line
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours may catch it."""
-
-
 @pytest.mark.parametrize("survived_renames", [0, 1, 2])
 def test_a_kill_at_any_point_of_a_save_leaves_the_earlier_checkpoint_and_the_next_start_recovers(
     tmp_path: Path, survived_renames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CheckpointStore(tmp_path, keep_last_n=1)
     save(store, 5)
-    rename, done = os.replace, []
-
-    def dies(source, target) -> None:
-        if len(done) == survived_renames:
-            raise Killed
-        done.append(target)
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dies)
-        with pytest.raises(Killed):
-            save(store, 10)
+    with killed_in(monkeypatch, os, "replace", after(survived_renames)):
+        save(store, 10)
 
     store = CheckpointStore(tmp_path, keep_last_n=1)
     store.clean()
@@ -139,14 +126,8 @@ def test_a_kill_at_any_point_of_a_save_leaves_the_earlier_checkpoint_and_the_nex
 def test_a_kill_during_a_removal_is_finished_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path, keep_last_n=1)
     save(store, 5)
-
-    def dies(path: Path, missing_ok: bool = False) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", dies)
-        with pytest.raises(Killed):
-            save(store, 10)
+    with killed_in(monkeypatch, Path, "unlink"):
+        save(store, 10)
     store = CheckpointStore(tmp_path, keep_last_n=1)
     assert "lora_weights_step_00005.safetensors" in store.clean()
     assert steps(store) == [10]

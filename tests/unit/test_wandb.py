@@ -195,17 +195,22 @@ def test_a_failure_in_the_middle_is_warned_of_once_and_stops_nothing(
     assert history(tmp_path)[-1]["loss"] == 1.0
 
 
+def fail_online(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """Have every start that talks to the server fail."""
+    start = wandb.init
+
+    def init(**options: Any) -> Any:
+        if options["mode"] is None:
+            raise wandb.errors.CommError(reason)
+        return start(**options)
+
+    monkeypatch.setattr(wandb, "init", init)
+
+
 def test_an_unreachable_server_means_an_offline_run(
     tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = wandb.init
-
-    def unreachable(**options: Any) -> Any:
-        if options["mode"] is None:
-            raise wandb.errors.CommError("no route to host")
-        return start(**options)
-
-    monkeypatch.setattr(wandb, "init", unreachable)
+    fail_online(monkeypatch, "no route to host")
     run = WandbRun(config, tmp_path)
     run.log({"loss": 1.0}, step=1)
     run.finish()
@@ -217,14 +222,7 @@ def test_an_unreachable_server_means_an_offline_run(
 def test_a_run_that_the_server_does_not_continue_is_named_and_recorded_offline(
     tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = wandb.init
-
-    def refused(**options: Any) -> Any:
-        if options["mode"] is None:
-            raise wandb.errors.CommError("the run was deleted")
-        return start(**options)
-
-    monkeypatch.setattr(wandb, "init", refused)
+    fail_online(monkeypatch, "the run was deleted")
     run = WandbRun(config, tmp_path, resume_id="abcd1234")
     run.log({"loss": 1.0}, step=1)
     run.finish()
