@@ -21,7 +21,7 @@ from ltx_trainer_plus.models import load_transformer, transformer_on_meta
 from ltx_trainer_plus.models.lora import add_trained_lora
 from ltx_trainer_plus.models.official import TRANSFORMER_PREFIX
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.preflight import validation_problems
+from ltx_trainer_plus.run.preflight import validation_problems
 from ltx_trainer_plus.tracking.progress import TrainingProgress
 from ltx_trainer_plus.validation.cache import encode_validation_prompts
 from ltx_trainer_plus.validation.conditions import encode_conditions

@@ -4,7 +4,6 @@ import logging
 from contextlib import ExitStack, closing
 from functools import partial
 
-from ltx_trainer_plus.beginning import find_beginning
 from ltx_trainer_plus.checkpoints.adapters import load_weights, read_reference_scale
 from ltx_trainer_plus.checkpoints.resume import Found
 from ltx_trainer_plus.checkpoints.state import TrainingState, restore_state
@@ -13,19 +12,20 @@ from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict
 from ltx_trainer_plus.data.loader import training_loader
 from ltx_trainer_plus.data.stream import SampleStream
-from ltx_trainer_plus.ema import WeightAverage
-from ltx_trainer_plus.interrupt import StopRequest, follow_parent_death
-from ltx_trainer_plus.loop import TrainingLoop, TrainingResult
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors, load_connectors
-from ltx_trainer_plus.optimization import create_optimizer, create_scheduler
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import load_model
 from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_by_single_process_launcher
-from ltx_trainer_plus.preflight import Preflight, check_equal_forwards, check_run, validates
+from ltx_trainer_plus.run.beginning import find_beginning
+from ltx_trainer_plus.run.interrupt import StopRequest, follow_parent_death
+from ltx_trainer_plus.run.loop import TrainingLoop, TrainingResult
+from ltx_trainer_plus.run.preflight import Preflight, check_equal_forwards, check_run, validates
+from ltx_trainer_plus.step.ema import WeightAverage
+from ltx_trainer_plus.step.optimizers import create_optimizer, create_scheduler
+from ltx_trainer_plus.step.train_step import TrainStep
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.tracking.tracker import Tracker
-from ltx_trainer_plus.train_step import TrainStep
 from ltx_trainer_plus.validation.cache import encode_validation_prompts
 from ltx_trainer_plus.validation.conditions import encode_conditions
 from ltx_trainer_plus.validation.given import GivenSample

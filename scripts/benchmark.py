@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ltx_trainer_plus.bench import (
+from ltx_trainer_plus.config.schema import CompileConfig
+from ltx_trainer_plus.measure.bench import (
     BENCH_CPU,
     BENCH_CPU_MODEL,
     BENCH_GPU,
@@ -42,9 +43,8 @@ from ltx_trainer_plus.bench import (
     step_seconds,
     trainer_step,
 )
-from ltx_trainer_plus.bench_report import Measured, Variant, machine, print_report, ratios, summary
-from ltx_trainer_plus.config.schema import CompileConfig
-from ltx_trainer_plus.costs import Parameters, Workload
+from ltx_trainer_plus.measure.bench_report import Measured, Variant, machine, print_report, ratios, summary
+from ltx_trainer_plus.measure.costs import Parameters, Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.parallel.collectives import broadcast_object

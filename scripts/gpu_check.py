@@ -4,9 +4,9 @@
     .venv/bin/python scripts/gpu_check.py --json gpu_check.json
     .venv/bin/python scripts/gpu_check.py --tiny                # the same path on a CPU, with a tiny model
 
-The operations of a step are counted by `ltx_trainer_plus.costs.flops`, which explains the count: matrix products only,
-a multiplication and its addition are two. "executed" has the second forward of gradient checkpointing in it (what the
-card really does), "useful" has not (what a step without checkpointing would need).
+The operations of a step are counted by `ltx_trainer_plus.measure.costs.flops`, which explains the count: matrix
+products only, a multiplication and its addition are two. "executed" has the second forward of gradient checkpointing
+in it (what the card really does), "useful" has not (what a step without checkpointing would need).
 """
 
 import argparse
@@ -24,7 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ltx_trainer_plus.bench import (
+from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.measure.bench import (
     BENCH_CPU,
     BENCH_CPU_MODEL,
     BENCH_GPU,
@@ -36,9 +38,7 @@ from ltx_trainer_plus.bench import (
     step_seconds,
     trainer_step,
 )
-from ltx_trainer_plus.config import TrainerConfig
-from ltx_trainer_plus.costs import Parameters, Workload, activations, flops
-from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.measure.costs import Parameters, Workload, activations, flops
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ltx_trainer_plus.data.preparation.clips import DatasetError, read_clips
-from ltx_trainer_plus.data.preparation.prepare import PreparationSettings, prepare_dataset
 from ltx_trainer_plus.media.video import write_video
 from ltx_trainer_plus.models.tiny import create_tiny_pipeline
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.preparation.clips import DatasetError, read_clips
+from ltx_trainer_plus.preparation.prepare import PreparationSettings, prepare_dataset
 
 Array = NDArray[np.float64]
 

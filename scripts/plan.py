@@ -18,9 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ltx_trainer_plus.bench import LTX_2_3
 from ltx_trainer_plus.config import ConfigError, TrainerConfig, load_config
-from ltx_trainer_plus.costs import (
+from ltx_trainer_plus.flow.positions import LatentGeometry
+from ltx_trainer_plus.measure.bench import LTX_2_3
+from ltx_trainer_plus.measure.costs import (
     Activations,
     Flops,
     Layout,
@@ -32,7 +33,6 @@ from ltx_trainer_plus.costs import (
     flops,
     layout_cost,
 )
-from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.models import read_transformer_config, transformer_on_meta
 from ltx_trainer_plus.models.lora import lora_target_names
 from ltx_trainer_plus.models.reach import reachable_parameters

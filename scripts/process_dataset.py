@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = parse_arguments(arguments)
     # After the command line is understood: importing torch and the models takes seconds.
-    from ltx_trainer_plus.data.preparation.clips import DatasetError
-    from ltx_trainer_plus.data.preparation.prepare import PreparationSettings, prepare_dataset
     from ltx_trainer_plus.parallel.topology import LaunchError, Topology
+    from ltx_trainer_plus.preparation.clips import DatasetError
+    from ltx_trainer_plus.preparation.prepare import PreparationSettings, prepare_dataset
 
     console = Console()
     try:

@@ -33,12 +33,12 @@ def main() -> int:
             return 2
 
     # Only now: a mistake in the run file should not wait for torch and diffusers.
-    from ltx_trainer_plus.bad_steps import BadStepsError
     from ltx_trainer_plus.checkpoints.run_folder import RunFolderError
     from ltx_trainer_plus.checkpoints.state import CheckpointError
     from ltx_trainer_plus.data.sample_files import DataError
     from ltx_trainer_plus.parallel.topology import LaunchError
-    from ltx_trainer_plus.plan_report import print_plan
+    from ltx_trainer_plus.run.plan_report import print_plan
+    from ltx_trainer_plus.step.bad_steps import BadStepsError
     from ltx_trainer_plus.trainer import Trainer
 
     is_main = True

@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import save_file
 
 from ltx_trainer_plus.config import load_config
-from ltx_trainer_plus.loop import TrainingResult
+from ltx_trainer_plus.run.loop import TrainingResult
 from ltx_trainer_plus.trainer import Trainer
 
 

@@ -15,11 +15,11 @@ from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState, c
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.position import DataPosition
-from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.shards import shard_place
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.step.ema import WeightAverage
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Prepared training data, read and made."""
+"""Prepared training data, read and dealt to ranks."""

@@ -1,1 +1,1 @@
-"""Metrics, Weights & Biases, progress."""
+"""Log lines, Weights & Biases, progress."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ltx_trainer_plus.tracking.metrics import StepMetrics, ratio
+from ltx_trainer_plus.step.sums import StepMetrics, ratio
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from types import TracebackType
 import torch
 
 from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.step.sums import StepMetrics
 from ltx_trainer_plus.tracking.log import JsonlWriter, MetricLog, memory_gib
-from ltx_trainer_plus.tracking.metrics import StepMetrics
 from ltx_trainer_plus.tracking.progress import create_progress
 from ltx_trainer_plus.tracking.wandb import Sample, WandbRun
 

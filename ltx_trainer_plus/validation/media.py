@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ltx_trainer_plus.data.preparation.media import fit_sound
 from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions
 from ltx_trainer_plus.media.audio import Waveform, read_audio
 from ltx_trainer_plus.media.files import MediaError
@@ -19,6 +18,7 @@ from ltx_trainer_plus.media.geometry import cover_and_crop
 from ltx_trainer_plus.media.image import is_image, read_image
 from ltx_trainer_plus.media.mel import SAMPLE_RATE
 from ltx_trainer_plus.media.video import read_video
+from ltx_trainer_plus.preparation.media import fit_sound
 
 Frames = NDArray[np.uint8]
 # Rates closer than this are one rate (24 and 24000/1001): frames are neither repeated nor dropped.

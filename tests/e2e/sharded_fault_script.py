@@ -18,7 +18,7 @@ from ltx_trainer_plus.checkpoints import files, writer
 from ltx_trainer_plus.checkpoints.state import TrainingState
 from ltx_trainer_plus.config import load_config
 from ltx_trainer_plus.parallel.ending import run_and_exit
-from ltx_trainer_plus.train_step import TrainStep
+from ltx_trainer_plus.step.train_step import TrainStep
 from ltx_trainer_plus.trainer import Trainer
 
 UNFINISHED = "training_state_step_00002.saving"

@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ltx_trainer_plus.bad_steps import BadStepsError
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.data.sample_files import DataError
+from ltx_trainer_plus.step.bad_steps import BadStepsError
 from tests.damage import scale_latents
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data
 

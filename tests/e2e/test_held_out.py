@@ -8,7 +8,7 @@ import pytest
 
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import ConfigError
-from ltx_trainer_plus.preflight import check_run
+from ltx_trainer_plus.run.preflight import check_run
 from ltx_trainer_plus.validation.held_out import HeldOutLoss, HeldOutScore
 from tests.runs import joint_run, metrics, train, write_prepared_data
 

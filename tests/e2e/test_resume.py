@@ -12,7 +12,7 @@ import torch
 
 from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
-from ltx_trainer_plus.train_step import TrainStep
+from ltx_trainer_plus.step.train_step import TrainStep
 from tests.damage import empty, flip_a_bit, replace_by_a_foreign_file, truncate
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data
 from tests.states import read_state

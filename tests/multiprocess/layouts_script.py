@@ -21,16 +21,16 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ltx_trainer_plus.train_step as step_module
+import ltx_trainer_plus.step.train_step as step_module
 import ltx_trainer_plus.trainer as trainer_module
 import ltx_trainer_plus.validation.runner as runner_module
-from ltx_trainer_plus.bench import bench_config, random_batch, trainer_step
-from ltx_trainer_plus.costs import Workload
+from ltx_trainer_plus.measure.bench import bench_config, random_batch, trainer_step
+from ltx_trainer_plus.measure.costs import Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.collectives import gather_objects
 from ltx_trainer_plus.parallel.ending import run_and_exit
-from ltx_trainer_plus.tracking.metrics import PendingMetrics
-from ltx_trainer_plus.train_step import TrainStep
+from ltx_trainer_plus.step.sums import PendingMetrics
+from ltx_trainer_plus.step.train_step import TrainStep
 from tests.runs import train
 from tests.waits import Waits
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ltx_trainer_plus.bench import LTX_2_3
+from ltx_trainer_plus.measure.bench import LTX_2_3
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.models.lora import official_full_tensors
 from ltx_trainer_plus.models.official import config_to_official

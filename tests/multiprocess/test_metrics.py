@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ltx_trainer_plus.modality import Modality
 from ltx_trainer_plus.strategies.flexible import ModelInputs
 from ltx_trainer_plus.strategies.loss import Losses
-from ltx_trainer_plus.tracking.metrics import MetricWindow
+from ltx_trainer_plus.step.sums import MetricWindow
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

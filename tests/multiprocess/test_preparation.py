@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ltx_trainer_plus.data.preparation.plan import PreparationSettings
-from ltx_trainer_plus.data.preparation.prepare import prepare_dataset
-from ltx_trainer_plus.data.preparation.report import PreparationReport
 from ltx_trainer_plus.media.video import write_video
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.preparation.plan import PreparationSettings
+from ltx_trainer_plus.preparation.prepare import prepare_dataset
+from ltx_trainer_plus.preparation.report import PreparationReport
 from tests.launch import ROOT, accelerate_command, run, torchrun_command
 
 SCRIPT = ROOT / "scripts/process_dataset.py"

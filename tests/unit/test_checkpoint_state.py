@@ -19,7 +19,7 @@ from ltx_trainer_plus.checkpoints.state import (
 )
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config.optimization import OptimizationConfig
-from ltx_trainer_plus.optimization import create_scheduler
+from ltx_trainer_plus.step.optimizers import create_scheduler
 from tests.states import read_state
 
 

@@ -15,7 +15,7 @@ from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.data.sample_files import DataError
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.references import ReferenceScale
-from ltx_trainer_plus.preflight import check_equal_forwards, check_run
+from ltx_trainer_plus.run.preflight import check_equal_forwards, check_run
 from ltx_trainer_plus.strategies.checks import condition_problems, reference_scale
 from tests.unit.config_files import load
 

@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ltx_trainer_plus.bench import BENCH_CPU, BENCH_CPU_MODEL, BENCH_GPU, LTX_2_3, bench_config, random_handle
-from ltx_trainer_plus.bench import random_inputs as inputs_of
-from ltx_trainer_plus.costs import Machine, Parameters, activations, flops, layout_cost
+from ltx_trainer_plus.measure.bench import BENCH_CPU, BENCH_CPU_MODEL, BENCH_GPU, LTX_2_3, bench_config, random_handle
+from ltx_trainer_plus.measure.bench import random_inputs as inputs_of
+from ltx_trainer_plus.measure.costs import Machine, Parameters, activations, flops, layout_cost
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.models.lora import lora_target_names

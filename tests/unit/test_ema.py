@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from ltx_trainer_plus.checkpoints.resume import find_checkpoint
-from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import load_transformer
+from ltx_trainer_plus.step.ema import WeightAverage
 from tests.runs import joint_run, train, write_prepared_data
 from tests.states import read_state
 

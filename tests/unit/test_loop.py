@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ltx_trainer_plus.bad_steps import StepTrace
-from ltx_trainer_plus.loop import TrainingLoop
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.tracking.metrics import MetricWindow
+from ltx_trainer_plus.run.loop import TrainingLoop
+from ltx_trainer_plus.step.bad_steps import StepTrace
+from ltx_trainer_plus.step.sums import MetricWindow
 
 
 class Recorder:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ltx_trainer_plus.model_handle as model_handle_module
-from ltx_trainer_plus.bench import (
+from ltx_trainer_plus.measure.bench import (
     BENCH_CPU,
     BENCH_CPU_MODEL,
     bench_config,
@@ -25,7 +25,7 @@ from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.tracking.metrics import PendingMetrics
+from ltx_trainer_plus.step.sums import PendingMetrics
 from tests.waits import Waits
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_the_count_would_see_it(wait: Callable[[], Any], monkeypatch: pytest.Mon
 def test_the_loop_reads_a_step_when_the_next_has_been_started(
     tiny_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ltx_trainer_plus.tracking.metrics import MetricWindow
+    from ltx_trainer_plus.step.sums import MetricWindow
     from tests.runs import joint_run, train, write_prepared_data
 
     order: list[str] = []

@@ -13,11 +13,6 @@ from rich.console import Console
 from safetensors import safe_open
 
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
-from ltx_trainer_plus.data.preparation.clips import DatasetError
-from ltx_trainer_plus.data.preparation.media import fit_sound
-from ltx_trainer_plus.data.preparation.plan import PreparationSettings
-from ltx_trainer_plus.data.preparation.prepare import prepare_dataset
-from ltx_trainer_plus.data.preparation.report import PreparationReport
 from ltx_trainer_plus.media.audio import Waveform, read_audio, resample
 from ltx_trainer_plus.media.geometry import cover_and_crop, frames_to_unit
 from ltx_trainer_plus.media.image import write_png
@@ -26,6 +21,11 @@ from ltx_trainer_plus.media.video import read_video, write_video
 from ltx_trainer_plus.models.components import load_audio_vae, load_video_vae
 from ltx_trainer_plus.models.text import encode_prompts, load_connectors, load_text_encoder
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.preparation.clips import DatasetError
+from ltx_trainer_plus.preparation.media import fit_sound
+from ltx_trainer_plus.preparation.plan import PreparationSettings
+from ltx_trainer_plus.preparation.prepare import prepare_dataset
+from ltx_trainer_plus.preparation.report import PreparationReport
 
 ALONE = Topology(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 Prepare = Callable[..., PreparationReport]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ltx_trainer_plus.data.preparation.buckets import Bucket, choose_bucket, parse_buckets
-from ltx_trainer_plus.data.preparation.clips import DatasetError, read_clips
+from ltx_trainer_plus.preparation.buckets import Bucket, choose_bucket, parse_buckets
+from ltx_trainer_plus.preparation.clips import DatasetError, read_clips
 
 
 def listed(path: Path, **options: str) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ltx_trainer_plus.data.preparation.clips import DatasetError
+from ltx_trainer_plus.preparation.clips import DatasetError
 
 
 @dataclass(frozen=True)

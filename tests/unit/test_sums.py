@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ltx_trainer_plus.modality import Modality
+from ltx_trainer_plus.step.sums import MetricWindow, StepMetrics
 from ltx_trainer_plus.strategies.flexible import ModelInputs
 from ltx_trainer_plus.strategies.loss import Losses
 from ltx_trainer_plus.tracking.log import JsonlWriter, MetricLog, memory_gib
-from ltx_trainer_plus.tracking.metrics import MetricWindow, StepMetrics
 
 
 def add(

@@ -9,16 +9,16 @@ from typing import TypeVar
 
 import torch
 
-from ltx_trainer_plus.data.preparation.buckets import Bucket
-from ltx_trainer_plus.data.preparation.clips import DatasetError, Skipped
-from ltx_trainer_plus.data.preparation.files import write_audio_latents, write_context, write_video_latents
-from ltx_trainer_plus.data.preparation.media import LoadedClip, SkipClip, load_clip
-from ltx_trainer_plus.data.preparation.plan import Job
 from ltx_trainer_plus.media.geometry import frames_to_unit
 from ltx_trainer_plus.media.mel import SAMPLE_RATE, log_mel
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.models.components import load_audio_vae, load_video_vae
 from ltx_trainer_plus.models.text import load_connectors, load_text_encoder
+from ltx_trainer_plus.preparation.buckets import Bucket
+from ltx_trainer_plus.preparation.clips import DatasetError, Skipped
+from ltx_trainer_plus.preparation.files import write_audio_latents, write_context, write_video_latents
+from ltx_trainer_plus.preparation.media import LoadedClip, SkipClip, load_clip
+from ltx_trainer_plus.preparation.plan import Job
 
 # Clips decoded ahead of the one that is being encoded; each holds its frames in memory.
 _AHEAD = 2

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ltx_trainer_plus.data.preparation.buckets import Bucket
-from ltx_trainer_plus.data.preparation.clips import DatasetError, Skipped
-from ltx_trainer_plus.data.preparation.encode import encode_captions, encode_media, release_memory
-from ltx_trainer_plus.data.preparation.files import TEXT_FOLDER, prepared_path
-from ltx_trainer_plus.data.preparation.plan import Job, Plan, PreparationSettings, make_plan
-from ltx_trainer_plus.data.preparation.report import PreparationReport, with_progress
 from ltx_trainer_plus.parallel.collectives import broadcast_object, gather_objects
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.preparation.buckets import Bucket
+from ltx_trainer_plus.preparation.clips import DatasetError, Skipped
+from ltx_trainer_plus.preparation.encode import encode_captions, encode_media, release_memory
+from ltx_trainer_plus.preparation.files import TEXT_FOLDER, prepared_path
+from ltx_trainer_plus.preparation.plan import Job, Plan, PreparationSettings, make_plan
+from ltx_trainer_plus.preparation.report import PreparationReport, with_progress
 
 
 def prepare_dataset(

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ltx_trainer_plus.data.preparation.buckets import Bucket
-from ltx_trainer_plus.data.preparation.clips import Skipped
+from ltx_trainer_plus.preparation.buckets import Bucket
+from ltx_trainer_plus.preparation.clips import Skipped
 
 T = TypeVar("T")
 _LINE_EVERY_SECONDS = 30.0

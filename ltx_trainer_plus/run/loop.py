@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ltx_trainer_plus.bad_steps import BadSteps, StepTrace
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.batch import Batch
-from ltx_trainer_plus.ema import WeightAverage
-from ltx_trainer_plus.interrupt import StopRequest
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.tracking.metrics import MetricWindow, PendingMetrics
+from ltx_trainer_plus.run.interrupt import StopRequest
+from ltx_trainer_plus.step.bad_steps import BadSteps, StepTrace
+from ltx_trainer_plus.step.ema import WeightAverage
+from ltx_trainer_plus.step.sums import MetricWindow, PendingMetrics
 from ltx_trainer_plus.tracking.tracker import Tracker
 from ltx_trainer_plus.validation.held_out import HeldOutLoss
 from ltx_trainer_plus.validation.runner import SamplesError, ValidationRunner

@@ -6,7 +6,7 @@ from rich.table import Table
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.parallel.plan import ParallelPlan
-from ltx_trainer_plus.preflight import Preflight, validates
+from ltx_trainer_plus.run.preflight import Preflight, validates
 from ltx_trainer_plus.validation.checks import forwards_per_sample
 
 

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltx_trainer_plus.data.preparation.buckets import Bucket, choose_bucket
-from ltx_trainer_plus.data.preparation.clips import Clip, Reason
 from ltx_trainer_plus.media.audio import Waveform, read_audio, resample, to_stereo
 from ltx_trainer_plus.media.files import MediaError
 from ltx_trainer_plus.media.geometry import cover_and_crop
 from ltx_trainer_plus.media.image import is_image, read_image
 from ltx_trainer_plus.media.mel import MIN_SAMPLES, SAMPLE_RATE
 from ltx_trainer_plus.media.video import VideoClip, read_video
+from ltx_trainer_plus.preparation.buckets import Bucket, choose_bucket
+from ltx_trainer_plus.preparation.clips import Clip, Reason
 
 # A still has no rate of its own; its one frame lasts as long as one of the usual clips'.
 _STILL_FPS = Fraction(24)

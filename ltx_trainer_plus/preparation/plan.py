@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ltx_trainer_plus.data.preparation.buckets import Bucket, parse_buckets
-from ltx_trainer_plus.data.preparation.clips import Clip, DatasetError, Skipped, dataset_folder, read_clips
-from ltx_trainer_plus.data.preparation.files import (
+from ltx_trainer_plus.models.components import component_folder, read_vae_factors
+from ltx_trainer_plus.preparation.buckets import Bucket, parse_buckets
+from ltx_trainer_plus.preparation.clips import Clip, DatasetError, Skipped, dataset_folder, read_clips
+from ltx_trainer_plus.preparation.files import (
     AUDIO_FOLDER,
     TEXT_FOLDER,
     VIDEO_FOLDER,
@@ -17,7 +18,6 @@ from ltx_trainer_plus.data.preparation.files import (
     media_identity,
     prepared_path,
 )
-from ltx_trainer_plus.models.components import component_folder, read_vae_factors
 
 
 @dataclass(frozen=True)

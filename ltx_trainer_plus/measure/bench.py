@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ltx_trainer_plus.config import TrainerConfig
-from ltx_trainer_plus.costs import Workload
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
 from ltx_trainer_plus.flow.positions import (
     LatentGeometry,
@@ -20,18 +19,19 @@ from ltx_trainer_plus.flow.positions import (
     patchify_video,
     video_positions,
 )
+from ltx_trainer_plus.measure.costs import Workload
 from ltx_trainer_plus.modality import Modality
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import LTXTransformer, transformer_on_meta
 from ltx_trainer_plus.models.lora import initialise_lora, lora_target_names
 from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.shards import local_part
-from ltx_trainer_plus.optimization import create_optimizer, create_scheduler
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import prepare_model, weight_dtype
+from ltx_trainer_plus.step.optimizers import create_optimizer, create_scheduler
+from ltx_trainer_plus.step.sums import PendingMetrics
+from ltx_trainer_plus.step.train_step import TrainStep
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
-from ltx_trainer_plus.tracking.metrics import PendingMetrics
-from ltx_trainer_plus.train_step import TrainStep
 
 LTX_2_3: dict[str, Any] = {
     "num_layers": 48,

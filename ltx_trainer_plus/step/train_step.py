@@ -7,17 +7,17 @@ import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
 
-from ltx_trainer_plus.bad_steps import StepTrace
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
 from ltx_trainer_plus.data.stream import keyed_generator
-from ltx_trainer_plus.ema import WeightAverage
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors
-from ltx_trainer_plus.optimization import clip_gradients
+from ltx_trainer_plus.step.bad_steps import StepTrace
+from ltx_trainer_plus.step.ema import WeightAverage
+from ltx_trainer_plus.step.optimizers import clip_gradients
+from ltx_trainer_plus.step.sums import MetricWindow
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.strategies.loss import training_loss
-from ltx_trainer_plus.tracking.metrics import MetricWindow
 
 
 class TrainStep:

@@ -1,0 +1,1 @@
+"""One optimizer step: what is trained, what is summed over ranks, what happens when it is not finite."""
