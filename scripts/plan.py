@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ltx_trainer_plus.config import ConfigError, TrainerConfig, load_config
+from ltx_trainer_plus.config.overrides import split_arguments
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.measure.bench import LTX_2_3
 from ltx_trainer_plus.measure.costs import (
@@ -190,8 +191,7 @@ def main() -> int:
     parser.add_argument("--link", type=float, default=300, help="GB/s that a GPU receives (NVLink 300, PCIe 4.0 20)")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     given = parser.parse_intermixed_args()
-    files = [text for text in given.config if "=" not in text]
-    overrides = [text for text in given.config if "=" in text]
+    files, overrides = split_arguments(given.config)
     # Nothing is read from these, so they need not exist.
     ignored = ["model.model_path=.", "model.text_encoder_path=null", "model.load_checkpoint=null"]
     try:

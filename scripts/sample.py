@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ltx_trainer_plus.config import ConfigError, TrainerConfig, load_config
 from ltx_trainer_plus.config.old_names import OldNameWarning
+from ltx_trainer_plus.config.overrides import split_arguments
 
 EXAMPLES = """
 examples:
@@ -55,9 +56,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--size {given.size}: write width, height and frames, such as 960x544x89")
     if given.condition and not given.prompt:
         parser.error("--condition belongs to --prompt; in a run file, write conditions into validation.samples")
-    # A path may contain "=", a key never contains a slash.
-    given.overrides = [text for text in given.arguments if "=" in text and "/" not in text.partition("=")[0]]
-    given.files = [Path(text) for text in given.arguments if text not in given.overrides]
+    given.files, given.overrides = split_arguments(given.arguments)
     if not given.files and not (given.model_path and given.prompt):
         parser.error("give a run file, or --model-path and --prompt")
     if given.lora == "latest" and not given.files:

@@ -3,10 +3,10 @@
 import argparse
 import sys
 import warnings
-from pathlib import Path
 
 from ltx_trainer_plus.config import ConfigError, load_config
 from ltx_trainer_plus.config.old_names import OldNameWarning
+from ltx_trainer_plus.config.overrides import split_arguments
 
 
 def main() -> int:
@@ -19,9 +19,7 @@ def main() -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
     given = parser.parse_intermixed_args()
-    # A path may contain "=", a key never contains a slash.
-    overrides = [text for text in given.arguments if "=" in text and "/" not in text.partition("=")[0]]
-    files = [Path(text) for text in given.arguments if text not in overrides]
+    files, overrides = split_arguments(given.arguments)
     if not files:
         parser.error("no run file given, only overrides")
     with warnings.catch_warnings(record=True) as notes:

@@ -17,11 +17,12 @@ from ltx_trainer_plus.config.explain import explain
 from ltx_trainer_plus.config.interpolation import resolve
 from ltx_trainer_plus.config.keys import without_form_names
 from ltx_trainer_plus.config.old_names import take_old_names, warn_of_strategy
+from ltx_trainer_plus.config.overrides import apply_override
 from ltx_trainer_plus.config.problems import ConfigError, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
 from ltx_trainer_plus.config.strategy import DEFAULT_STRATEGY, FlexibleConfig
 from ltx_trainer_plus.config.unavailable import unavailable
-from ltx_trainer_plus.config.yaml_text import read_value, read_yaml, write_yaml
+from ltx_trainer_plus.config.yaml_text import read_yaml, write_yaml
 
 _HEADER = "# The resolved configuration of this run. It starts the same run again.\n"
 
@@ -57,7 +58,7 @@ def load_config(paths: str | Path | Sequence[str | Path], overrides: Sequence[st
             problems.append(Problem(str(path), str(error)))
     for override in overrides:
         try:
-            _apply(tree, override)
+            apply_override(tree, override)
             section, _, field = re.split(r"[=\[]", override)[0].strip().partition(".")
             written.update([field.split(".")[0]] if section == "validation" else ())
             names_strategy |= section == "training_strategy" and field == "name"
@@ -117,34 +118,6 @@ def _merged(below: Any, above: Any) -> Any:
     if isinstance(below, dict) and isinstance(above, dict):
         return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
     return above
-
-
-def _apply(tree: dict[str, Any], override: str) -> None:
-    """Write one override into `tree`, which is this module's own copy."""
-    path, equals, text = override.partition("=")
-    keys = re.sub(r"\[(\d+)\]", r".\1", path.strip()).split(".")
-    if not equals or not all(keys):
-        raise ValueError("is no override: write key.path=value, such as optimization.steps=100")
-    value = read_value(text)
-    node: Any = tree
-    for key, next_key in zip(keys, [*keys[1:], None], strict=True):
-        if isinstance(node, list):
-            if not key.isdigit() or int(key) > len(node):
-                size = len(node)
-                raise ValueError(f"the list has no item {key}: it has {size}, counted from 0, and {size} would add one")
-            if int(key) == len(node):
-                node.append(None)
-        elif not isinstance(node, dict):
-            raise ValueError(f"there is no {key} to set: what should hold it is the value {node!r}")
-        place: Any = int(key) if isinstance(node, list) else key
-        if next_key is None:
-            node[place] = value
-            return
-        below = node[place] if isinstance(node, list) else node.get(place)
-        if below is None:
-            below = [] if next_key.isdigit() else {}
-            node[place] = below
-        node = below
 
 
 def _validated(tree: dict[str, Any], ignore: Sequence[str]) -> tuple[TrainerConfig | None, list[Problem]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ltx_trainer_plus.config import ConfigError, TrainerConfig, config_as_dict, load_config, save_config
+from ltx_trainer_plus.config.overrides import split_arguments
 from tests.unit.config_files import load, problems, smallest, write
 
 OFFICIAL_DEFAULTS = {
@@ -169,6 +170,12 @@ def test_overrides_address_list_items_by_index_and_the_next_index_adds_one(tmp_p
     assert [(sample.prompt, sample.seed) for sample in validation.samples] == [("a", None), ("b", 0), ("c", None)]
     assert validation.video_dims == (960, 544, 9)  # the default's other items stay
     assert load(tmp_path, "", "validation.samples.0.prompt=first").validation.samples[0].prompt == "first"
+
+
+def test_a_path_with_an_equals_sign_is_a_run_file() -> None:
+    files, overrides = split_arguments(["seed=1", "sweep/lr=1e-4/run.yaml", "./a=b.yaml", "x.yaml", "output_dir=a/b=c"])
+    assert files == [Path("sweep/lr=1e-4/run.yaml"), Path("a=b.yaml"), Path("x.yaml")]
+    assert overrides == ["seed=1", "output_dir=a/b=c"]
 
 
 def test_an_override_that_fits_nowhere_says_what_is_there(tmp_path: Path) -> None:

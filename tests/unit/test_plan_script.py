@@ -14,7 +14,9 @@ SCRIPT = ROOT / "scripts/plan.py"
 
 def test_the_real_model_on_four_gpus_needs_neither_weights_nor_data(tmp_path: Path) -> None:
     report = tmp_path / "plan.json"
-    run_file = ROOT / "configs/ltx2.3_lora.yaml"
+    run_file = tmp_path / "rank=32" / "run.yaml"  # a path may hold what separates an override's key and value
+    run_file.parent.mkdir()
+    run_file.write_text((ROOT / "configs/ltx2.3_lora.yaml").read_text())
     arguments = (
         "ltx-2.3",
         str(run_file),
