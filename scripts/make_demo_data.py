@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.media.video import write_video
 from ltx_trainer_plus.models.tiny import create_tiny_pipeline
 from ltx_trainer_plus.parallel.topology import Topology
@@ -155,11 +156,13 @@ def fitting_bucket(dataset: Path) -> str:
     if not sizes:
         raise DatasetError(f"{dataset}: no clip with a caption can be opened. Give a folder of videos with captions.")
     ratio = float(np.median([width / height for width, height, _ in sizes]))
-    height = max(1, round(math.sqrt(WIDTH * HEIGHT / ratio) / 32)) * 32
-    width = max(1, min(round(height * ratio / 32), 8)) * 32
+    geometry = LatentGeometry()  # the tiny model's VAE compresses as the real one does
+    cell = geometry.spatial
+    height = max(1, round(math.sqrt(WIDTH * HEIGHT / ratio) / cell)) * cell
+    width = max(1, min(round(height * ratio / cell), 8)) * cell
     # At least two thirds of the clips have them: a few short ones are left out rather than cutting all others.
     enough = sorted(frames for _, _, frames in sizes)[len(sizes) // 3]
-    frames = min(max(enough - 1, 0) // 8 * 8 + 1, 49)
+    frames = min(geometry.pixel_frames(geometry.latent_frames(max(enough, 1))), 49)
     return f"{width}x{height}x{frames}"
 
 

@@ -159,13 +159,13 @@ def print_plan(plan: Plan, config: TrainerConfig, gpus: int, machine: Machine) -
 def workload(config: TrainerConfig, given: argparse.Namespace, geometry: LatentGeometry) -> Workload:
     """The sample that a step trains on: by default of the size that the run file validates at."""
     width, height, frames = given.video or config.validation.video_dims
-    seconds = frames / config.validation.frame_rate
     strategy = config.training_strategy
+    latent_frames, rows, columns = geometry.video_size(frames, height, width)
     return Workload(
-        frames=(frames - 1) // geometry.temporal + 1 if strategy.video else 0,
-        height=height // geometry.spatial,
-        width=width // geometry.spatial,
-        audio_tokens=round(seconds * geometry.audio_latents_per_second) if strategy.audio else 0,
+        frames=latent_frames if strategy.video else 0,
+        height=rows,
+        width=columns,
+        audio_tokens=geometry.audio_steps(frames / config.validation.frame_rate) if strategy.audio else 0,
         text_tokens=given.text_tokens,
         batch=config.optimization.batch_size,
     )

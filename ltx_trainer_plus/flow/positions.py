@@ -50,9 +50,21 @@ class LatentGeometry:
             causal_offset=config.get("causal_offset", cls.causal_offset),
         )
 
-    @property
-    def audio_latents_per_second(self) -> float:
-        return self.audio_rate / self.audio_hop / self.audio_scale
+    def latent_frames(self, frames: int) -> int:
+        """Latent frames that hold the first `frames` pixel frames of a video."""
+        return (frames - 1) // self.temporal + 1
+
+    def pixel_frames(self, latent_frames: int) -> int:
+        """Pixel frames that so many latent frames, from the first, decode to."""
+        return (latent_frames - 1) * self.temporal + 1
+
+    def video_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Latent frames, rows and columns of a video of so many pixel frames, each of `height` x `width` pixels."""
+        return self.latent_frames(frames), height // self.spatial, width // self.spatial
+
+    def audio_steps(self, seconds: float) -> int:
+        """Audio latent steps of a sound: as many as the public pipelines generate for it, and at least one."""
+        return max(1, round(seconds * (self.audio_rate / self.audio_hop / self.audio_scale)))
 
 
 def video_positions(

@@ -5,13 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-# The shift of the schedule is linear in the token count through these two points.
-_FEW_TOKENS, _SHIFT_AT_FEW = 1024, 0.95
-_MANY_TOKENS, _SHIFT_AT_MANY = 4096, 2.05
+from ltx_trainer_plus.flow.shift import MANY_TOKENS, shift_at
+
 _LAST_NONZERO_SIGMA = 0.1
 
 
-def inference_sigmas(steps: int, tokens: int = 4096) -> Tensor:
+def inference_sigmas(steps: int, tokens: int = MANY_TOKENS) -> Tensor:
     """Noise levels of a denoising run, from 1 down to 0.
 
     Args:
@@ -28,8 +27,7 @@ def inference_sigmas(steps: int, tokens: int = 4096) -> Tensor:
     """
     if steps < 1:
         raise ValueError(f"steps={steps}: denoising needs at least one step.")
-    slope = (_SHIFT_AT_MANY - _SHIFT_AT_FEW) / (_MANY_TOKENS - _FEW_TOKENS)
-    shift = math.exp(_SHIFT_AT_FEW + slope * (tokens - _FEW_TOKENS))
+    shift = math.exp(shift_at(tokens))
     # float32, and in this order, as the official schedule is computed: guidance multiplies a rounding of sigma by a
     # hundred on its way to the latent. The first level may so be a rounding below 1.
     even = torch.linspace(1, 0, steps + 1)[:-1]

@@ -6,8 +6,8 @@ from statistics import NormalDist
 import torch
 from torch import Generator, Tensor
 
-# The logit-normal's mean by token count: two official anchors on a line that goes on beyond them.
-_TOKENS, _MEANS = (1024, 4096), (0.95, 2.05)
+from ltx_trainer_plus.flow.shift import shift_at
+
 # The quantiles of the logit-normal that are stretched to 0 and 1.
 _LOW, _HIGH = NormalDist().inv_cdf(0.005), NormalDist().inv_cdf(0.999)
 
@@ -58,8 +58,7 @@ def shifted_logit_normal(
 
     Source: DESIGN §5; checked against the quantiles in reference/shifted_logit_normal.json.
     """
-    slope = (_MEANS[1] - _MEANS[0]) / (_TOKENS[1] - _TOKENS[0])
-    mean = _MEANS[0] + slope * (tokens - _TOKENS[0])
+    mean = shift_at(tokens)
     # All three are always drawn, so that a sample's number does not decide how much of the generator is used up.
     normal = torch.randn(size, generator=generator)
     spread = eps + (1 - eps) * torch.rand(size, generator=generator)

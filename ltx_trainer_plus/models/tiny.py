@@ -20,6 +20,7 @@ from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
 from torch import Tensor, nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, GemmaTokenizer
 
+from ltx_trainer_plus.flow.shift import FEW_TOKENS, MANY_TOKENS, SHIFT_AT_FEW, SHIFT_AT_MANY
 from ltx_trainer_plus.models.text import without_progress_bars
 
 VIDEO_HEADS, VIDEO_HEAD_DIM = 4, 16
@@ -69,10 +70,10 @@ def create_tiny_pipeline(folder: str | Path, seed: int = 0) -> Path:
 
 def _scheduler() -> FlowMatchEulerDiscreteScheduler:
     return FlowMatchEulerDiscreteScheduler(
-        base_image_seq_len=1024,
-        base_shift=0.95,
-        max_image_seq_len=4096,
-        max_shift=2.05,
+        base_image_seq_len=FEW_TOKENS,
+        base_shift=SHIFT_AT_FEW,
+        max_image_seq_len=MANY_TOKENS,
+        max_shift=SHIFT_AT_MANY,
         shift_terminal=0.1,
         use_dynamic_shifting=True,
     )

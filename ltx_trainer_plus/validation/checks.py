@@ -11,7 +11,7 @@ from ltx_trainer_plus.config.validation_conditions import (
     SuffixCondition,
 )
 from ltx_trainer_plus.flow.positions import LatentGeometry
-from ltx_trainer_plus.validation.condition_files import boundary_steps, region_cells
+from ltx_trainer_plus.validation.condition_files import region_cells
 from ltx_trainer_plus.validation.denoise import Guidance
 from ltx_trainer_plus.validation.requests import SampleRequest, sample_requests
 
@@ -87,7 +87,7 @@ def _boundary_problems(
     frames, temporal = condition.num_frames, geometry.temporal
     if condition.duration is not None and condition.stream == "audio":
         steps = request.audio_latent_steps(geometry)
-        if boundary_steps(condition.duration, geometry) >= steps:
+        if geometry.audio_steps(condition.duration) >= steps:
             yield (
                 f"{field}.duration: {condition.duration}: all {steps} latent steps of the sound would be given, none "
                 "generated.\n  Give less of it, or make the sample longer (video_dims)."

@@ -86,13 +86,13 @@ def _load_video(condition: Condition, request: SampleRequest, geometry: LatentGe
             given[:1] = True
             return LoadedCondition(media.first_picture(condition.image_or_video, place), given)
         case PrefixCondition(video=Path() as video, num_frames=int() as count):
-            given[: prefix_latent_frames(count, geometry)] = True
+            given[: geometry.latent_frames(count)] = True
             return LoadedCondition(media.first_frames(video, place, count), given)
         case SuffixCondition(video=Path() as video, num_frames=int() as count):
             kept = suffix_latent_frames(count, geometry)
             given[size[0] - kept :] = True
             # One frame more in front: the VAE's first latent frame is a single frame, and stands nowhere but there.
-            clip = media.last_frames(video, place, kept * geometry.temporal + 1, at_least=count)
+            clip = media.last_frames(video, place, geometry.pixel_frames(1 + kept), at_least=count)
             return LoadedCondition(clip, given, last=kept, at=size[0] - kept)
         case SpatialCropCondition():
             rows, columns = region_cells(condition.spatial_region, geometry)
@@ -118,7 +118,7 @@ def _load_reference(condition: ReferenceCondition, video: Path, place: Place, ge
     )
     frames = media.first_frames(video, small, small.frames, at_least=1)
     # A shorter reference is fine; only whole latent frames of it can be used.
-    return frames[: (len(frames) - 1) // geometry.temporal * geometry.temporal + 1]
+    return frames[: geometry.pixel_frames(geometry.latent_frames(len(frames)))]
 
 
 def _load_audio(condition: Condition, request: SampleRequest, geometry: LatentGeometry) -> LoadedCondition:
@@ -130,11 +130,11 @@ def _load_audio(condition: Condition, request: SampleRequest, geometry: LatentGe
     match condition:
         case PrefixCondition(audio=Path() as audio, duration=float() as duration):
             _check_length(audio, duration)
-            given[: boundary_steps(duration, geometry)] = True
+            given[: geometry.audio_steps(duration)] = True
             return LoadedCondition(media.first_sound(audio, seconds), given)
         case SuffixCondition(audio=Path() as audio, duration=float() as duration):
             _check_length(audio, duration)
-            given[steps - boundary_steps(duration, geometry) :] = True
+            given[steps - geometry.audio_steps(duration) :] = True
             # The file's end is put at the sample's end, and encoded there.
             return LoadedCondition(media.last_sound(audio, seconds), given)
         case MaskCondition(audio=Path() as audio):
@@ -155,19 +155,9 @@ def _check_length(audio: Path, duration: float) -> None:
         raise MediaError(audio, f"it lasts {seconds:.3f} s, and {duration:g} s of it are asked for")
 
 
-def prefix_latent_frames(frames: int, geometry: LatentGeometry) -> int:
-    """Latent frames that the first so many pixel frames make."""
-    return (frames - 1) // geometry.temporal + 1
-
-
 def suffix_latent_frames(frames: int, geometry: LatentGeometry) -> int:
     """Latent frames that hold the last so many pixel frames."""
     return -(-frames // geometry.temporal)
-
-
-def boundary_steps(duration: float, geometry: LatentGeometry) -> int:
-    """Audio latent steps of a prefix or suffix that lasts `duration` seconds."""
-    return max(1, round(duration * geometry.audio_latents_per_second))
 
 
 def region_cells(region: tuple[int, int, int, int], geometry: LatentGeometry) -> tuple[slice, slice]:

@@ -38,12 +38,10 @@ class SampleRequest:
 
     def video_latent_size(self, geometry: LatentGeometry) -> tuple[int, int, int]:
         """Latent frames, height and width."""
-        frames = (self.frames - 1) // geometry.temporal + 1
-        return frames, self.height // geometry.spatial, self.width // geometry.spatial
+        return geometry.video_size(self.frames, self.height, self.width)
 
     def audio_latent_steps(self, geometry: LatentGeometry) -> int:
-        """As many as the public pipelines generate for this duration, and at least one."""
-        return max(1, round(self.duration * geometry.audio_latents_per_second))
+        return geometry.audio_steps(self.duration)
 
 
 def sample_requests(config: ValidationConfig) -> tuple[SampleRequest, ...]:

@@ -45,7 +45,21 @@ def test_the_geometry_is_read_from_the_transformer_config() -> None:
     geometry = LatentGeometry.of(config)
     assert geometry == LatentGeometry(temporal=4, spatial=16, audio_scale=2, audio_hop=256)
     assert LatentGeometry.of({}) == LatentGeometry()
-    assert LatentGeometry().audio_latents_per_second == 25
+
+
+@pytest.mark.parametrize("frames", [1, 2, 9, 16, 17, 89])
+def test_sizes_of_latents_and_of_pixels_agree(frames: int) -> None:
+    geometry = LatentGeometry(temporal=8, spatial=16)
+    latent, rows, columns = geometry.video_size(frames, 64, 96)
+    assert (rows, columns) == (4, 6)
+    # Whole latent frames, and as many of them as fit.
+    assert geometry.pixel_frames(latent) <= frames < geometry.pixel_frames(latent + 1)
+    assert geometry.latent_frames(geometry.pixel_frames(latent)) == latent
+
+
+def test_a_second_of_sound_is_25_steps_and_none_is_one() -> None:
+    assert LatentGeometry().audio_steps(1.0) == 25
+    assert LatentGeometry().audio_steps(0.001) == 1
 
 
 def test_unequal_spatial_factors_are_refused() -> None:
