@@ -67,7 +67,7 @@ def combine_guidance(
     Raises:
         ValueError: a scale is on, but its prediction is missing.
 
-    Source: DESIGN §5; checked against `guider.*` of reference/sampling.safetensors.
+    Source: docs/design.md, "The objective"; checked against `guider.*` of tests/reference/sampling.safetensors.
     """
     result = positive
     for name, weight, other in (

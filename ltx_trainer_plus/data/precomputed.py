@@ -40,8 +40,8 @@ class SampleShape(NamedTuple):
 class PrecomputedDataset:
     """Samples whose latents and caption were prepared beforehand.
 
-    Reads official data (`.pt`, older naming and layout included) and this project's `.safetensors` (DESIGN §8). A
-    sample is a file of one relative path in every folder that the run uses.
+    Reads official data (`.pt`, older naming and layout included) and this project's `.safetensors`
+    (docs/design.md, "Prepared data"). A sample is a file of one relative path in every folder that the run uses.
 
     Args:
         root: the folder that holds `.precomputed`, or that folder itself.

@@ -1,4 +1,4 @@
-"""Files of prepared data: one of each kind, in every format that is trained on (DESIGN §8)."""
+"""Files of prepared data: one of each kind, in every format that is trained on (docs/design.md, "Prepared data")."""
 
 import pickle
 import re

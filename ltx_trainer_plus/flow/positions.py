@@ -85,7 +85,7 @@ def video_positions(
         (B, 3, frames * height * width, 2) float32: `[start, end)` of time in seconds, of rows and of columns in
         pixels. The first latent frame lasts one pixel frame, because the video VAE is causal.
 
-    Source: DESIGN §5; checked against reference/*-io.safetensors.
+    Source: docs/design.md, "The objective"; checked against tests/reference/*-io.safetensors.
     """
     sizes = (frames, height, width)
     starts = torch.meshgrid(*(torch.arange(n, dtype=torch.float32, device=device) for n in sizes), indexing="ij")
@@ -104,7 +104,7 @@ def audio_positions(steps: int, geometry: LatentGeometry, device: torch.device |
         (1, 1, steps, 2) float32, `[start, end)` in seconds. Step 0 starts at 0: the audio VAE is causal, so its
         first latent step covers one mel frame and every later one covers four.
 
-    Source: DESIGN §5; checked against reference/*-io.safetensors.
+    Source: docs/design.md, "The objective"; checked against tests/reference/*-io.safetensors.
     """
     start = torch.arange(steps, dtype=torch.float32, device=device)
     mel_frames = _causal(torch.stack([start, start + 1], dim=-1), geometry.audio_scale, geometry.causal_offset)

@@ -92,7 +92,7 @@ def reference_video_positions(
     Returns:
         (B, 3, T, 2) float32, as `video_positions`.
 
-    Source: DESIGN §9; checked against reference/strategy_temporal_reference.safetensors.
+    Source: docs/design.md, "The objective"; checked against tests/reference/strategy_temporal_reference.safetensors.
     """
     frames, height, width = size
     positions = video_positions(frames, height, width, fps, geometry, device)

@@ -23,7 +23,7 @@ def inference_sigmas(steps: int, tokens: int = MANY_TOKENS) -> Tensor:
     Raises:
         ValueError: fewer than one step.
 
-    Source: DESIGN §5; checked against reference/sampling.safetensors.
+    Source: docs/design.md, "The objective"; checked against tests/reference/sampling.safetensors.
     """
     if steps < 1:
         raise ValueError(f"steps={steps}: denoising needs at least one step.")

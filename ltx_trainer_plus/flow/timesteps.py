@@ -56,7 +56,7 @@ def shifted_logit_normal(
 
     Its 0.5 % and 99.9 % points are stretched to 0 and 1, what falls below `eps` is reflected there.
 
-    Source: DESIGN §5; checked against the quantiles in reference/shifted_logit_normal.json.
+    Source: docs/design.md, "The objective"; checked against the quantiles in tests/reference/shifted_logit_normal.json.
     """
     mean = shift_at(tokens)
     # All three are always drawn, so that a sample's number does not decide how much of the generator is used up.

@@ -129,7 +129,7 @@ def config_from_official(official: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a key whose value this project cannot honour; all of them are named together.
 
-    Source: DESIGN §4; checked by loading reference/ltx-2*-tiny.safetensors.
+    Source: docs/design.md, "The model"; checked by loading tests/reference/ltx-2*-tiny.safetensors.
     """
     wrong = [
         f"  {key}: {official[key]!r} (only {only!r} is supported)"

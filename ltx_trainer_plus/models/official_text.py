@@ -128,7 +128,7 @@ def connector_config(official: Mapping[str, Any], shapes: Mapping[str, tuple[int
     Raises:
         ValueError: a value that this project cannot honour.
 
-    Source: DESIGN §4; checked against reference/ltx-2*-tiny-text-io.safetensors.
+    Source: docs/design.md, "The model"; checked against tests/reference/ltx-2*-tiny-text-io.safetensors.
     """
     wrong = [f"  {key}: {official[key]!r}" for key, only in _ONLY_VALUE.items() if official.get(key, only) != only]
     if wrong:

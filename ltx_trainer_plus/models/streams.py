@@ -53,9 +53,9 @@ class StreamModules:
     def enter(self, stream: Modality, other: Modality | None) -> StreamState:
         """Embed a stream's tokens, text and noise levels; `other` is the other stream, whose sigma gates this one.
 
-        Which level goes where is the official rule (DESIGN §4; checked against reference/*-io.safetensors): the
-        cross-modal scale and shift follow the stream's own tokens, the cross-modal gate follows the other stream's
-        sigma, the prompt follows the stream's own sigma.
+        Which level goes where is the official rule (docs/design.md, "The model"; checked against
+        tests/reference/*-io.safetensors): the cross-modal scale and shift follow the stream's own tokens, the
+        cross-modal gate follows the other stream's sigma, the prompt follows the stream's own sigma.
         """
         dtype, scale = self.compute_dtype, self.config["timestep_scale_multiplier"]
         token_levels = stream.timesteps.flatten(1).float() * scale  # (B, N)

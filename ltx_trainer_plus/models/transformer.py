@@ -18,8 +18,8 @@ class LTXTransformer(LTX2VideoTransformer3DModel):
     """LTX-2, 2.3 and 2.5: predicts the velocity of every video and audio token.
 
     The parameters are those of diffusers' class, under the same names; the forward is ours, because diffusers feeds
-    the audio-video cross-attention the wrong noise levels when the streams are at different sigmas (DESIGN §4;
-    checked against reference/*-io.safetensors).
+    the audio-video cross-attention the wrong noise levels when the streams are at different sigmas
+    (docs/design.md, "The model"; checked against tests/reference/*-io.safetensors).
 
     Attributes:
         compute_dtype: what matrix products run in. For float32 autocast is off, for anything else every forward runs

@@ -194,7 +194,7 @@ class FlexibleStrategy:
         if sigma is None or drawn.noise is None:
             sigma = torch.zeros(len(clean), device=clean.device)
         else:
-            # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (DESIGN §5).
+            # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (docs/design.md, "The objective").
             level = sigma.view(-1, 1, 1)
             latent, velocity = (1 - level) * clean + level * drawn.noise, drawn.noise - clean
             loss_mask = torch.ones(clean.shape[:2], device=clean.device)
