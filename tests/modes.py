@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-MODES = json.loads((Path(__file__).parent / "tests/reference/strategies.json").read_text())
+MODES = json.loads((Path(__file__).parent / "reference/strategies.json").read_text())
 # Modes that the reference numbers do not have, and one with everything at once.
 MODES["audio_extension"] = {"audio": {"conditions": [{"type": "prefix", "temporal_boundary": 5}]}}
 MODES["audio_inpainting"] = {"audio": {"conditions": [{"type": "mask", "mask_dir": "audio_masks"}]}}

@@ -32,7 +32,7 @@ def test_reference_files_that_the_code_cites_are_in_the_repository() -> None:
     cited = [
         (name(path), pattern)
         for path in CODE
-        for pattern in re.findall(r"(?<![\w/])((?:tests/)?reference/[\w*.-]+\.\w+)", path.read_text(encoding="utf-8"))
+        for pattern in re.findall(r'(?<![\w/"])((?:tests/)?reference/[\w*.-]+\.\w+)', path.read_text(encoding="utf-8"))
     ]
     assert len(cited) > 8
     assert [(path, pattern) for path, pattern in cited if not list(ROOT.glob(pattern))] == []
