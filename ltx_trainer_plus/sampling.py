@@ -71,7 +71,8 @@ def generate_samples(
     geometry = _checked_geometry(config, scale)
     config = config.model_copy(update={"validation": with_reference_scale(config.validation, scale)})
     contexts = encode_validation_prompts(config, topology)
-    given = encode_conditions(sample_requests(config.validation), config.model.model_path, geometry, topology)
+    requests = sample_requests(config.validation)
+    given = encode_conditions(requests, config.model.model_path, geometry, topology)
     handle = _load(config.model.model_path, weights, dtype, topology.device)
     with _SamplingProgress(console if topology.is_main else None) as progress:
         runner = ValidationRunner(
@@ -80,11 +81,11 @@ def generate_samples(
             model_path=config.model.model_path,
             geometry=geometry,
             topology=topology,
-            output_dir=Path(),
+            sample_path=lambda _, number: stem(requests[number - 1]),
             given=given,
             progress=progress,
         )
-        return runner.generate(handle, stem)
+        return runner.run(handle, 0)
 
 
 def _checked_geometry(config: TrainerConfig, scale: ReferenceScale) -> LatentGeometry:

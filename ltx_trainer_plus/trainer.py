@@ -7,7 +7,6 @@ from functools import partial
 from ltx_trainer_plus.checkpoints.adapters import load_weights, read_reference_scale
 from ltx_trainer_plus.checkpoints.resume import Found
 from ltx_trainer_plus.checkpoints.state import TrainingState, restore_state
-from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict
 from ltx_trainer_plus.data.loader import training_loader
@@ -90,7 +89,7 @@ class Trainer:
             tracker = stack.enter_context(
                 Tracker(
                     config,
-                    config.output_dir,
+                    beginning.folder,
                     topology.device,
                     start_step=start,
                     resume_id=beginning.wandb_id,
@@ -120,7 +119,7 @@ class Trainer:
             saver = CheckpointWriter(
                 config,
                 topology,
-                CheckpointStore(config.output_dir / "checkpoints", config.checkpoints.keep_last_n),
+                beginning.store,
                 handle,
                 optimizer,
                 scheduler,
@@ -138,7 +137,7 @@ class Trainer:
                     model_path=config.model.model_path,
                     geometry=facts.geometry,
                     topology=topology,
-                    output_dir=config.output_dir,
+                    sample_path=beginning.folder.sample,
                     given=given,
                     progress=tracker.progress,
                     should_stop=lambda: stop.received,

@@ -123,6 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     from rich.console import Console
 
     from ltx_trainer_plus.checkpoints.resume import find_checkpoint
+    from ltx_trainer_plus.checkpoints.run_folder import RunFolder
     from ltx_trainer_plus.checkpoints.state import CheckpointError
     from ltx_trainer_plus.parallel.collectives import from_main
     from ltx_trainer_plus.parallel.topology import LaunchError, Topology
@@ -137,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
         weights = None
         if given.lora:
             # The main process alone looks: reading checksums takes time, and two could find different files.
-            found = from_main(lambda: find_checkpoint(given.lora, config.output_dir, weights_only=True), topology)
+            folder = RunFolder(config.output_dir)
+            found = from_main(lambda: find_checkpoint(given.lora, folder, weights_only=True), topology)
             weights = TrainedWeights(found.weights, given.lora_strength)
         low_precision = config.acceleration.mixed_precision_mode == "bf16" and (
             bool(given.files) or topology.device.type != "cpu"

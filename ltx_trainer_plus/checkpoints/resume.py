@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.checkpoints.saved_state import read_state_header
 from ltx_trainer_plus.checkpoints.state import CheckpointError
 from ltx_trainer_plus.checkpoints.store import Checkpoint, CheckpointStore, state_of, weights_steps
@@ -28,32 +29,33 @@ class Found:
     step: int
     notes: tuple[str, ...] = ()
 
-    def continues(self, run_folder: Path) -> bool:
-        """Whether this is the next part of the run that `run_folder` holds, rather than a new run of its own."""
+    def continues(self, folder: RunFolder) -> bool:
+        """Whether this is the next part of the run that `folder` holds, rather than a new run of its own."""
         # Resolved: the same folder may be named through a link or through "..".
-        return self.state is not None and self.weights.resolve().parent == (run_folder / "checkpoints").resolve()
+        return self.state is not None and self.weights.resolve().parent == folder.checkpoints.resolve()
 
 
-def find_checkpoint(load_checkpoint: Path | str, run_folder: Path | str, *, weights_only: bool = False) -> Found:
+def find_checkpoint(load_checkpoint: Path | str, folder: RunFolder, *, weights_only: bool = False) -> Found:
     """Resolve `model.load_checkpoint`; checks sums, so only the main process should ask.
 
     Args:
         load_checkpoint: a weights file of this trainer or the official one, a folder of them, a run folder, or
-            `latest`: the newest whole checkpoint of `run_folder`.
+            `latest`: the newest whole checkpoint of `folder`.
         weights_only: `checkpoints.no_resume`: a training state is left alone.
 
     Raises:
         CheckpointError: there is none, or the one that was named is damaged.
     """
     if str(load_checkpoint) == "latest":
-        checkpoint, notes = _latest(Path(run_folder) / "checkpoints", "latest")
+        checkpoint, notes = _latest(folder.checkpoints, "latest")
     elif (path := Path(load_checkpoint)).name.startswith("training_state_") and path.exists():
         raise CheckpointError(
             f"model.load_checkpoint: {path} is a training state.\n"
             "  Give the weights file beside it (lora_weights_step_... or model_weights_step_...), or their folder."
         )
     elif path.is_dir():
-        checkpoint, notes = _latest(path / "checkpoints" if (path / "checkpoints").is_dir() else path, str(path))
+        inside = RunFolder(path).checkpoints
+        checkpoint, notes = _latest(inside if inside.is_dir() else path, str(path))
     elif path.is_file():
         checkpoint, notes = _named(path)
     else:

@@ -21,7 +21,7 @@ class RunFolderError(RuntimeError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps what it makes. Only the main process `open`s it; the others construct it from the same path."""
+    """Where a run keeps what it makes; no other module knows these names. The main process `open`s it."""
 
     path: Path
     _lock: IO[str] | None = field(default=None, compare=False, repr=False)
@@ -33,6 +33,10 @@ class RunFolder:
     @property
     def samples(self) -> Path:
         return self.path / "samples"
+
+    def sample(self, step: int, number: int) -> Path:
+        """The file of a validation sample, without its suffix. number: in the run file, from 1."""
+        return self.samples / f"step_{step:06d}_{number}"
 
     @property
     def metrics(self) -> Path:

@@ -21,8 +21,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the run starts from; of a fresh run nothing but the data position."""
+    """What the run starts from; of a fresh run, neither `found` nor `state`.
 
+    Attributes:
+        store: of the run folder's checkpoints.
+    """
+
+    folder: RunFolder
+    store: CheckpointStore
     found: Found | None
     state: TrainingState | None
     data: DataPosition
@@ -41,6 +47,8 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
         RunFolderError: the run folder cannot be used.
     """
     optimization = config.optimization
+    folder = RunFolder(config.output_dir)
+    store = CheckpointStore(folder.checkpoints, config.checkpoints.keep_last_n)
     fresh = DataPosition(
         batch_size=optimization.batch_size,
         accumulation=optimization.gradient_accumulation_steps,
@@ -53,11 +61,9 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
         found, data, wandb_id = None, fresh, None
         notes: list[str] = []
         if config.model.load_checkpoint is not None:
-            found = find_checkpoint(
-                config.model.load_checkpoint, config.output_dir, weights_only=config.checkpoints.no_resume
-            )
+            found = find_checkpoint(config.model.load_checkpoint, folder, weights_only=config.checkpoints.no_resume)
             notes += found.notes
-        resuming = found is not None and found.continues(config.output_dir)
+        resuming = found is not None and found.continues(folder)
         if found is not None and found.state is not None:
             info = read_state_header(found.state).info
             changes = config_changes(info["config"], config_as_dict(config))
@@ -69,9 +75,7 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
             notes += data_notes
             # A branch into another folder is another run.
             wandb_id = info.get("wandb_id") if resuming else None
-        folder = RunFolder.open(config.output_dir, resuming=resuming)
-        stack.callback(folder.close)
-        store = CheckpointStore(folder.checkpoints)
+        stack.callback(RunFolder.open(config.output_dir, resuming=resuming).close)
         notes += [f"Removed {name}, left by a killed save" for name in store.clean()]
         if found is not None and resuming and (aside := store.set_aside_after(found.step)):
             notes.append(f"Checkpoints after step {found.step} were moved to {aside}")
@@ -82,4 +86,4 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
 
     found, data, wandb_id = from_main(prepare_folder, topology)
     state = read_state(found.state) if found is not None and found.state is not None else None
-    return Beginning(found, state, data, wandb_id)
+    return Beginning(folder, store, found, state, data, wandb_id)

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 
 import torch
 
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.step.sums import StepMetrics
 from ltx_trainer_plus.tracking.log import JsonlWriter, MetricLog, memory_gib
@@ -25,7 +25,7 @@ class Tracker:
     def __init__(
         self,
         config: TrainerConfig,
-        run_folder: Path,
+        folder: RunFolder,
         device: torch.device,
         *,
         start_step: int = 0,
@@ -36,10 +36,10 @@ class Tracker:
         self._device = device
         self._last_step = config.optimization.steps
         self.progress = create_progress(config.optimization.steps, start=start_step, is_main=is_main)
-        self._wandb = WandbRun(config if is_main else None, run_folder, resume_id)
+        self._wandb = WandbRun(config if is_main else None, folder.path, resume_id)
         self._jsonl: JsonlWriter | None = None
         if is_main:
-            self._jsonl = JsonlWriter(run_folder / "metrics.jsonl", resumed_step=start_step or None)
+            self._jsonl = JsonlWriter(folder.metrics, resumed_step=start_step or None)
             self._log = MetricLog(config.tracking.log_every, self._jsonl.earlier)
         self._since = time.perf_counter()
 

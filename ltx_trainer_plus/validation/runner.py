@@ -55,7 +55,8 @@ class ValidationRunner:
         contexts: of all its prompts.
         given: what the conditions of each sample give, in their order; empty where no sample has any.
         model_path: pipeline folder with the VAEs and the vocoder.
-        output_dir: the run folder; files go to `samples/` in it.
+        sample_path: a sample's file without its suffix (which depends on what is made), by training step and the
+            sample's number in the run file (`RunFolder.sample`).
         progress: is told which sample is at which denoising step.
         should_stop: asked between denoising steps; as soon as it is true on one rank, all of them end, and files that
             are not made yet are left out.
@@ -69,7 +70,7 @@ class ValidationRunner:
         model_path: Path,
         geometry: LatentGeometry,
         topology: Topology,
-        output_dir: Path,
+        sample_path: Callable[[int, int], Path],
         given: Sequence[GivenSample] = (),
         progress: TrainingProgress | None = None,
         should_stop: Callable[[], bool] | None = None,
@@ -83,7 +84,7 @@ class ValidationRunner:
         self._model_path = model_path
         self._geometry = geometry
         self._topology = topology
-        self._folder = output_dir / "samples"
+        self._sample_path = sample_path
         self._progress = progress or TrainingProgress()
         self._should_stop = should_stop
 
@@ -99,14 +100,6 @@ class ValidationRunner:
         Raises:
             SamplesError: some rank could not make its samples; on every rank.
         """
-        return self.generate(handle, lambda request: self._folder / f"step_{step:06d}_{request.index + 1}")
-
-    def generate(self, handle: ModelHandle, stem: Callable[[SampleRequest], Path]) -> list[SampleFile]:
-        """As `run`, to files of any name.
-
-        Args:
-            stem: a sample's file without its suffix, which depends on what is made.
-        """
         files: list[SampleFile] = []
         failure: Exception | None = None
         with torch.no_grad(), _untouched_randomness(self._topology.device):
@@ -114,7 +107,7 @@ class ValidationRunner:
                 with handle.evaluating():
                     denoised = self._denoise_all(handle)
                 # Only now, so that no rank's forward waits for another rank's decoding.
-                self._write_own(denoised[: len(self._own())], stem, files)
+                self._write_own(denoised[: len(self._own())], step, files)
             except Exception as error:
                 failure = error
         self._progress.validation_done()
@@ -129,7 +122,7 @@ class ValidationRunner:
     def _write_own(
         self,
         denoised: Sequence[tuple[SampleRequest, tuple[Tensor | None, Tensor | None]]],
-        stem: Callable[[SampleRequest], Path],
+        step: int,
         files: list[SampleFile],
     ) -> None:
         """Decode and write this rank's samples; what is written is noted in `files`."""
@@ -138,7 +131,7 @@ class ValidationRunner:
             if self._should_stop is not None and self._should_stop():
                 break
             given = self._given[request.index]
-            name = stem(request)
+            name = self._sample_path(step, request.index + 1)
             path = write_sample(name, decoder.decode(request, video, audio, given.shown))
             for sound in given.heard:
                 write_wav(name.with_name(f"{name.name}_reference.wav"), sound, SAMPLE_RATE)

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ltx_trainer_plus import Modality, ModelHandle, Perturbations
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.config import ValidationConfig
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.modality import TextContext
@@ -95,7 +96,7 @@ def validation(
         model_path=MODEL,
         geometry=LatentGeometry(),
         topology=topology,
-        output_dir=folder,
+        sample_path=RunFolder(folder).sample,
         given=encode_conditions(sample_requests(config), MODEL, LatentGeometry(), topology),
         should_stop=should_stop,
     )

@@ -117,7 +117,7 @@ def test_a_damaged_part_is_named_and_the_newest_whole_checkpoint_is_used(tmp_pat
     (line,) = store.broken()
     assert NAME in line
     assert reason in line
-    found = find_checkpoint("latest", tmp_path.parent)
+    found = find_checkpoint("latest", RunFolder(tmp_path.parent))
     assert (found.step, found.notes) == (5, (f"Passed over: {line}",))
 
 
@@ -300,11 +300,11 @@ def test_parts_that_do_not_make_a_whole_are_noticed(tmp_path: Path) -> None:
 def test_a_checkpoint_that_was_copied_without_its_marker_brings_its_folder(tmp_path: Path) -> None:
     weights = save(CheckpointStore(tmp_path / "checkpoints"), 10)
     (tmp_path / "checkpoints" / "checkpoint_step_00010.json").unlink()
-    found = find_checkpoint(weights, tmp_path)
+    found = find_checkpoint(weights, RunFolder(tmp_path))
     assert (found.state, found.step) == (weights.with_name(NAME), 10)
-    assert found.continues(tmp_path)
+    assert found.continues(RunFolder(tmp_path))
     with pytest.raises(CheckpointError, match=rf"(?s){NAME} is a training state.*Give the weights file beside it"):
-        find_checkpoint(weights.with_name(NAME), tmp_path)
+        find_checkpoint(weights.with_name(NAME), RunFolder(tmp_path))
 
 
 def test_a_run_with_a_sharded_state_is_said_to_be_continuable(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from ltx_trainer_plus.checkpoints.resume import find_checkpoint
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import load_transformer
 from ltx_trainer_plus.step.ema import WeightAverage
@@ -75,5 +76,5 @@ def test_a_run_with_an_average_saves_it_apart_and_resumes_exactly(
 
     # Averaged weights are a start of their own.
     with caplog.at_level(logging.WARNING):
-        found = find_checkpoint(folder / "ema_lora_weights_step_00004.safetensors", tmp_path)
+        found = find_checkpoint(folder / "ema_lora_weights_step_00004.safetensors", RunFolder(tmp_path))
     assert (found.state, found.step) == (None, 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ltx_trainer_plus import ModelHandle
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.config import ValidationConfig
 from ltx_trainer_plus.flow.positions import (
     LatentGeometry,
@@ -378,7 +379,7 @@ def test_results_show_frozen_streams_and_references(media: Path, handle: ModelHa
         model_path=tiny_pipeline,
         geometry=GEOMETRY,
         topology=ALONE,
-        output_dir=folder,
+        sample_path=RunFolder(folder).sample,
         given=given,
     )
     files = runner.run(handle, 7)
@@ -416,7 +417,7 @@ def test_validation_ends_between_two_denoising_steps_when_asked(
         model_path=tiny_pipeline,
         geometry=GEOMETRY,
         topology=ALONE,
-        output_dir=tmp_path,
+        sample_path=RunFolder(tmp_path).sample,
         should_stop=should_stop,
     )
     assert runner.run(handle, 1) == []

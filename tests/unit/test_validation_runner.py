@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ltx_trainer_plus import Modality, ModelHandle
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.config import ValidationConfig
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.media.video import read_video
@@ -44,7 +45,7 @@ def runner_for(model_path: Path, output_dir: Path, **options: Any) -> Validation
         model_path=model_path,
         geometry=LatentGeometry(),
         topology=topology,
-        output_dir=output_dir,
+        sample_path=RunFolder(output_dir).sample,
         progress=progress,
     )
 
