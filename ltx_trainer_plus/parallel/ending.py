@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-import torch.distributed as dist
-
 
 def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     """Run `main` and end this process with what it returns (None is 0), as `sys.exit(main())` would.
@@ -23,10 +21,10 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     except SystemExit as exit_:
         status = exit_.code
     except BaseException:
-        if not dist.is_initialized():
+        if not _has_joined_a_group():
             raise
         sys.excepthook(*sys.exc_info())
-    if not dist.is_initialized():
+    if not _has_joined_a_group():
         sys.exit(status)  # type: ignore[arg-type]
     if isinstance(status, str):
         print(status, file=sys.stderr)
@@ -34,3 +32,9 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _has_joined_a_group() -> bool:
+    # A program that has not loaded torch, such as one that was asked for its help, should not do it now.
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()

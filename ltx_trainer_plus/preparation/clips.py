@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.media.image import IMAGE_SUFFIXES
 
 VIDEO_SUFFIXES = frozenset(
@@ -21,7 +22,7 @@ _LISTS = ("dataset.json", "dataset.jsonl", "dataset.csv")
 Reason = Literal["too short", "unreadable", "silent", "no caption", "collision", "no path"]
 
 
-class DatasetError(ValueError):
+class DatasetError(UserError, ValueError):
     """A data set or a setting that preparation cannot start with; the message says what to change."""
 
 

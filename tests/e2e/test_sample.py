@@ -9,6 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from ltx_trainer_plus.commands.main import parse_command
+from ltx_trainer_plus.commands.sample import read_config
 from ltx_trainer_plus.media.video import read_video
 from scripts import sample
 from tests.launch import accelerate_command, run
@@ -54,8 +56,8 @@ def test_flags_count_for_every_sample_of_a_run_file(folder: Path) -> None:
     run_file = write_run_file(
         folder / "own.yaml", {"model": {"model_path": str(folder)}, "validation": {"samples": samples}}
     )
-    given = sample.parse_arguments([str(run_file), "--size", "32x32x17", "--seed", "0", "validation.samples.1.seed=7"])
-    validation = sample.read_config(given).validation
+    given = parse_command("sample", [str(run_file), "--size", "32x32x17", "--seed", "0", "validation.samples.1.seed=7"])
+    validation = read_config(given).validation
     assert [validation.dims_of(one) for one in validation.samples] == [(32, 32, 17)] * 2
     assert [validation.seed_of(one) for one in validation.samples] == [0, 7]
 
@@ -174,6 +176,5 @@ def test_a_loras_reference_scale_is_read_from_its_file(
 
 
 def test_latest_without_a_run_file_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        sample.parse_arguments(["--model-path", "model", "--prompt", "a ball", "--lora", "latest"])
+    assert sample.main(["--model-path", "model", "--prompt", "a ball", "--lora", "latest"]) == 2
     assert "give the run folder instead, e.g. --lora outputs/my_run" in capsys.readouterr().err

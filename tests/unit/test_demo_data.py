@@ -12,12 +12,13 @@ import torch
 
 from ltx_trainer_plus.config import load_config
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
+from ltx_trainer_plus.demo import data as make_demo_data
 from ltx_trainer_plus.media.audio import read_audio
 from ltx_trainer_plus.media.video import read_video, write_video
 from ltx_trainer_plus.models.components import read_vae_factors
 from ltx_trainer_plus.models.tiny import BLOCKS
 from ltx_trainer_plus.validation.checks import check_validation
-from scripts import make_demo_data
+from scripts.make_demo_data import main
 
 DEMO_YAML = Path(__file__).parents[2] / "configs" / "demo.yaml"
 
@@ -31,7 +32,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     monkeypatch.setattr(sys, "argv", ["make_demo_data.py", *map(str, arguments)])
-    return make_demo_data.main()
+    return main()
 
 
 def test_there_are_at_least_eight_h264_and_aac_clips_with_captions_of_their_own(clips: Path):
@@ -144,7 +145,7 @@ def test_own_clips_get_a_size_that_fits_them_and_a_folder_of_their_own(
     assert len(list((tmp_path / "demo/own/.precomputed/latents").iterdir())) == 10
 
     (tmp_path / "empty").mkdir()
-    assert run(monkeypatch, "--output", tmp_path / "demo", "--clips", tmp_path / "empty") == 1
+    assert run(monkeypatch, "--output", tmp_path / "demo", "--clips", tmp_path / "empty") == 2
     assert "no clips" in capsys.readouterr().err
 
 
