@@ -19,7 +19,7 @@ from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_
 from ltx_trainer_plus.run.beginning import find_beginning
 from ltx_trainer_plus.run.interrupt import StopRequest, follow_parent_death
 from ltx_trainer_plus.run.loop import TrainingLoop, TrainingResult
-from ltx_trainer_plus.run.preflight import Preflight, check_equal_forwards, check_run, validates
+from ltx_trainer_plus.run.preflight import Preflight, check_equal_forwards, check_run
 from ltx_trainer_plus.step.ema import WeightAverage
 from ltx_trainer_plus.step.optimizers import create_optimizer, create_scheduler
 from ltx_trainer_plus.step.train_step import TrainStep
@@ -78,8 +78,8 @@ class Trainer:
             beginning = find_beginning(config, topology, facts.dataset.names, stack)
             found, state, data = beginning.found, beginning.state, beginning.data
             start = data.step
-            contexts = encode_validation_prompts(config, topology) if validates(config) else None
-            given = self._encode_conditions(facts) if validates(config) else ()
+            contexts = encode_validation_prompts(config, topology) if config.validation.makes_samples else None
+            given = self._encode_conditions(facts) if config.validation.makes_samples else ()
             handle = self._load_model(facts, found)
             optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
             if state is not None:
@@ -159,7 +159,7 @@ class Trainer:
                 closing(
                     training_loader(
                         facts.dataset,
-                        SampleStream(facts.stream.shapes, seed=config.seed, shape_group=data.shape_group),
+                        SampleStream(facts.dataset.shapes, seed=config.seed, shape_group=data.shape_group),
                         start_position=data.position,
                         rank=topology.rank,
                         world_size=topology.world_size,

@@ -120,7 +120,3 @@ class FlowMatchingConfig(Section):
 
     timestep_sampling_mode: SamplingMode = "shifted_logit_normal"
     timestep_sampling_params: dict[str, Any] = Field(default_factory=dict)
-
-    def sampling_arguments(self) -> dict[str, float]:
-        """The sampler's parameters, defaults filled in."""
-        return SAMPLING_PARAMS[self.timestep_sampling_mode].model_validate(self.timestep_sampling_params).model_dump()

@@ -78,7 +78,7 @@ def _files(config: TrainerConfig) -> Iterator[Problem]:
             model.text_encoder_path,
             "Give the folder of the text encoder, or null to use the one of the pipeline folder",
         )
-    if validation.samples and validation.interval is not None and model.model_path.is_file():
+    if validation.makes_samples and model.model_path.is_file():
         yield Problem(
             "validation.samples",
             f"samples need VAEs and a vocoder, which cannot be read yet from a single file ({model.model_path})",

@@ -65,6 +65,11 @@ class ValidationConfig(Section):
     on_error: Literal["raise", "warn"] = "raise"  # what samples that cannot be made do to the run
 
     @property
+    def makes_samples(self) -> bool:
+        """Whether a run ever generates samples."""
+        return self.interval is not None and bool(self.samples)
+
+    @property
     def loss_interval(self) -> int | None:
         """Steps between two held-out losses; None = there are none."""
         return None if self.loss is None else self.loss.interval or self.interval

@@ -1,6 +1,7 @@
 """The endless order in which samples are trained on, a function of the seed alone."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
@@ -13,6 +14,11 @@ def keyed_generator(seed: int, purpose: str, number: int) -> torch.Generator:
     """
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def epoch_length(shapes: Sequence[Hashable], shape_group: int) -> int:
+    """Samples in an epoch of `SampleStream`, those that fill the last group of a shape included."""
+    return sum(-(-count // shape_group) for count in Counter(shapes).values()) * shape_group
 
 
 class SampleStream:
@@ -42,7 +48,7 @@ class SampleStream:
         for index, shape in enumerate(shapes):
             by_shape.setdefault(shape, []).append(index)
         self._by_shape = list(by_shape.values())
-        self.epoch_length = sum(-(-len(indices) // shape_group) for indices in self._by_shape) * shape_group
+        self.epoch_length = epoch_length(shapes, shape_group)
         self._epoch: tuple[int, list[int]] = (-1, [])
 
     def item(self, position: int) -> int:

@@ -209,6 +209,13 @@ def _audio_statistics(vae: AutoencoderKLLTX2Audio, latents: Tensor) -> tuple[Ten
     return mean.view(1, channels, 1, bins), std.view(1, channels, 1, bins)
 
 
+def encoding_dtype(device: torch.device) -> torch.dtype:
+    """What the text encoder, its connectors and the video VAE run in, in preparation and in validation alike: what
+    means the same should look the same to the model. (Audio VAEs have little to do, and rounding is heard: float32.)
+    """
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def load_video_vae(
     model_path: str | Path, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> VideoVAE:

@@ -54,9 +54,3 @@ def any_process(value: bool, topology: Topology) -> bool:
     flag = torch.tensor([float(value)], device=topology.device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag.item())
-
-
-def barrier(topology: Topology) -> None:
-    """Wait until every process is here. Never inside the training loop."""
-    if topology.world_size > 1:
-        dist.barrier(device_ids=[topology.local_rank] if topology.device.type == "cuda" else None)

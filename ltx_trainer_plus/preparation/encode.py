@@ -12,7 +12,7 @@ import torch
 from ltx_trainer_plus.media.geometry import frames_to_unit
 from ltx_trainer_plus.media.mel import SAMPLE_RATE, log_mel
 from ltx_trainer_plus.modality import TextContext
-from ltx_trainer_plus.models.components import load_audio_vae, load_video_vae
+from ltx_trainer_plus.models.components import encoding_dtype, load_audio_vae, load_video_vae
 from ltx_trainer_plus.models.text import load_connectors, load_text_encoder
 from ltx_trainer_plus.preparation.buckets import Bucket
 from ltx_trainer_plus.preparation.clips import DatasetError, Skipped
@@ -38,7 +38,7 @@ def encode_media(
 ) -> Iterator[Bucket | Skipped]:
     """Make the latents of each job; says for each which bucket it went to, or why it was skipped."""
     with _unusable_model():
-        video_vae = load_video_vae(model_path, _dtype(device), device)
+        video_vae = load_video_vae(model_path, encoding_dtype(device), device)
         audio_vae = load_audio_vae(model_path, torch.float32, device) if with_audio else None
     if audio_vae is not None and audio_vae.sample_rate != SAMPLE_RATE:
         raise DatasetError(
@@ -89,7 +89,7 @@ def encode_captions(
     device: torch.device,
 ) -> Iterator[int]:
     """Make the text contexts of the jobs, batch by batch; says each time how many were made."""
-    dtype = _dtype(device)
+    dtype = encoding_dtype(device)
     with _unusable_model():
         encoder = load_text_encoder(model_path, text_encoder_path, dtype, device)
         connectors = load_connectors(model_path, dtype, device)
@@ -119,10 +119,6 @@ def _unusable_model() -> Iterator[None]:
         yield
     except (ValueError, FileNotFoundError) as error:
         raise DatasetError(str(error)) from error
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def _ahead(items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[tuple[Item, Result]]:

@@ -4,9 +4,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.data.stream import epoch_length
 from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.parallel.plan import ParallelPlan
-from ltx_trainer_plus.run.preflight import Preflight, validates
+from ltx_trainer_plus.run.preflight import Preflight
 from ltx_trainer_plus.validation.checks import forwards_per_sample
 
 
@@ -37,7 +38,8 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
     ]
     if config.model.training_mode == "lora":
         rows.append(("adapters", f"rank {config.lora.rank} on {len(facts.lora_targets)} linear layers"))
-    shapes = len(set(facts.stream.shapes))
+    shapes = len(set(facts.dataset.shapes))
+    epoch = epoch_length(facts.dataset.shapes, config.shape_group)
     rows += [
         ("samples", f"{len(facts.dataset)} of {shapes} shape{'s' if shapes > 1 else ''} in {facts.dataset.root}"),
         ("held out", str(len(facts.held_out)) if facts.held_out is not None else "nothing"),
@@ -48,8 +50,8 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
             f"{global_batch} = {optimization.batch_size} per process x {optimization.gradient_accumulation_steps} "
             f"micro-batches x {world} processes",
         ),
-        ("steps per epoch", f"{facts.stream.epoch_length / global_batch:g}"),
-        ("steps", f"{optimization.steps} ({optimization.steps * global_batch / facts.stream.epoch_length:.1f} epochs)"),
+        ("steps per epoch", f"{epoch / global_batch:g}"),
+        ("steps", f"{optimization.steps} ({optimization.steps * global_batch / epoch:.1f} epochs)"),
         ("validation", _validation(config)),
         ("run folder", str(config.output_dir)),
     ]
@@ -71,7 +73,7 @@ def _given(config: TrainerConfig, facts: Preflight) -> str:
 
 
 def _validation(config: TrainerConfig) -> str:
-    if not validates(config):
+    if not config.validation.makes_samples:
         return "never"
     validation = config.validation
     assert validation.interval is not None

@@ -11,7 +11,6 @@ from ltx_trainer_plus.config.conditions import MaskCondition, ReferenceCondition
 from ltx_trainer_plus.config.validation import HeldOutConfig
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.data.sample_files import DataError
-from ltx_trainer_plus.data.stream import SampleStream
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.models import transformer_on_meta
@@ -32,7 +31,6 @@ class Preflight:
 
     Attributes:
         held_out: samples that are scored and never trained on, or None.
-        stream: the order in which samples are trained on.
         needs_connectors: the data holds text features before the connectors.
         reachable: names of the transformer's parameters that this run's loss reaches.
         lora_targets: names of the linear layers that get an adapter; empty in full fine-tuning.
@@ -43,7 +41,6 @@ class Preflight:
     geometry: LatentGeometry
     dataset: PrecomputedDataset
     held_out: PrecomputedDataset | None
-    stream: SampleStream
     needs_connectors: bool
     num_blocks: int
     uses_keyframes: bool
@@ -114,7 +111,6 @@ def check_run(config: TrainerConfig) -> Preflight:
         geometry=geometry,
         dataset=dataset,
         held_out=held_out,
-        stream=SampleStream(shapes, seed=config.seed, shape_group=config.shape_group),
         needs_connectors=needs_connectors,
         num_blocks=transformer.num_blocks,
         uses_keyframes=bool(transformer.config.get("use_keyframes_abs_pos_embedding", False)),
@@ -138,7 +134,7 @@ def check_equal_forwards(config: TrainerConfig, facts: Preflight) -> None:
     streams = (config.training_strategy.video, config.training_strategy.audio)
     entries = [entry for stream in streams if stream is not None for entry in stream.conditions]
     is_drawn = any(isinstance(entry, ReferenceCondition) and 0 < entry.probability < 1 for entry in entries)
-    shapes = len(set(facts.stream.shapes))
+    shapes = len(set(facts.dataset.shapes))
     if config.shape_group < size and (is_drawn or shapes > 1):
         why = f"samples have {shapes} shapes" if shapes > 1 else "references are drawn with a probability below 1"
         message = (
@@ -207,11 +203,6 @@ def open_dataset(config: TrainerConfig, root: Path | None = None) -> Precomputed
     )
 
 
-def validates(config: TrainerConfig) -> bool:
-    """Whether this run ever generates samples."""
-    return config.validation.interval is not None and bool(config.validation.samples)
-
-
 def _data_problems(dataset: PrecomputedDataset, model: Mapping[str, Any]) -> list[Problem]:
     """Compare every shape with the model: data prepared with another model fails here, not in a forward."""
     captions = model["caption_channels"] if model["use_prompt_embeddings"] else None
@@ -253,7 +244,7 @@ def validation_problems(
     Args:
         scale: of video references that leave theirs open.
     """
-    if not validates(config):
+    if not config.validation.makes_samples:
         return []
     needed = ["text_encoder", "connectors"]
     validation = with_reference_scale(config.validation, scale)

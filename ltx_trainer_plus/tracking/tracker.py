@@ -34,7 +34,6 @@ class Tracker:
     ) -> None:
         self._is_main = is_main
         self._device = device
-        self._last_step = config.optimization.steps
         self.progress = create_progress(config.optimization.steps, start=start_step, is_main=is_main)
         self._wandb = WandbRun(config if is_main else None, folder.path, resume_id)
         self._jsonl: JsonlWriter | None = None

@@ -8,6 +8,7 @@ import torch
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.modality import TextContext
+from ltx_trainer_plus.models.components import encoding_dtype
 from ltx_trainer_plus.models.text import encode_prompts, load_connectors, load_text_encoder
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
@@ -45,8 +46,7 @@ def _encode(config: TrainerConfig, device: torch.device) -> PromptContexts:
     if not prompts:
         return PromptContexts({})
     negative = [validation.negative_prompt] if uses_negative_prompt(validation) else []
-    # As preparation encodes captions: prompts that mean the same should look the same to the model.
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = encoding_dtype(device)
     encoder = load_text_encoder(config.model.model_path, config.model.text_encoder_path, dtype, device)
     connectors = load_connectors(config.model.model_path, dtype, device)
     contexts = encode_prompts([*prompts, *negative], encoder, connectors)

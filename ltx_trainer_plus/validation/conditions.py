@@ -24,7 +24,7 @@ from ltx_trainer_plus.flow.positions import (
 from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
 from ltx_trainer_plus.media.geometry import frames_to_unit
 from ltx_trainer_plus.media.mel import SAMPLE_RATE, log_mel
-from ltx_trainer_plus.models.components import AudioVAE, VideoVAE, load_audio_vae, load_video_vae
+from ltx_trainer_plus.models.components import AudioVAE, VideoVAE, encoding_dtype, load_audio_vae, load_video_vae
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.condition_files import LoadedCondition, check_condition_files, load_condition
@@ -70,9 +70,7 @@ class _Encoders:
         """A clip's latent on the CPU: (1, C, F, H, W) of frames, (1, 8, T, 16) of sound."""
         if isinstance(clip, np.ndarray):
             if self._video is None:
-                # As preparation encodes what the model was trained on.
-                dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
-                self._video = load_video_vae(self._model_path, dtype, self._device)
+                self._video = load_video_vae(self._model_path, encoding_dtype(self._device), self._device)
             return self._video.encode(frames_to_unit(clip)[None].to(self._device), tiled=True).cpu()
         if self._audio is None:
             self._audio = load_audio_vae(self._model_path, torch.float32, self._device)

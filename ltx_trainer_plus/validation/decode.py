@@ -13,7 +13,13 @@ from ltx_trainer_plus.media.audio import write_wav
 from ltx_trainer_plus.media.geometry import cover_and_crop
 from ltx_trainer_plus.media.image import write_png
 from ltx_trainer_plus.media.video import write_video
-from ltx_trainer_plus.models.components import AudioDecoder, VideoVAE, load_audio_decoder, load_video_vae
+from ltx_trainer_plus.models.components import (
+    AudioDecoder,
+    VideoVAE,
+    encoding_dtype,
+    load_audio_decoder,
+    load_video_vae,
+)
 from ltx_trainer_plus.validation.requests import SampleRequest
 
 logger = logging.getLogger(__name__)
@@ -81,9 +87,7 @@ class SampleDecoder:
 
     def _frames(self, tokens: Tensor, request: SampleRequest) -> Tensor:
         if self._video_vae is None:
-            # A video VAE has much more to do than an audio VAE, and pictures do not show its rounding.
-            dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
-            self._video_vae = load_video_vae(self._model_path, dtype, self._device)
+            self._video_vae = load_video_vae(self._model_path, encoding_dtype(self._device), self._device)
         latent = unpatchify_video(tokens, *request.video_latent_size(self._geometry))
         pixels = self._video_vae.decode(latent, tiled=True)[0]  # (3, F, H, W) in [-1, 1]
         pixels = pixels.nan_to_num().add(1).mul(127.5).round().to(torch.uint8)

@@ -48,7 +48,7 @@ def sample_requests(config: ValidationConfig) -> tuple[SampleRequest, ...]:
     """The configured samples; what a sample leaves out it takes from the section."""
     requests = []
     for index, sample in enumerate(config.samples):
-        width, height, frames = sample.video_dims or config.video_dims
+        width, height, frames = config.dims_of(sample)
         requests.append(
             SampleRequest(
                 index=index,
@@ -57,7 +57,7 @@ def sample_requests(config: ValidationConfig) -> tuple[SampleRequest, ...]:
                 height=height,
                 frames=frames,
                 frame_rate=config.frame_rate,
-                seed=config.seed if sample.seed is None else sample.seed,  # 0 is a seed
+                seed=config.seed_of(sample),
                 video=config.role_of(sample, "video"),
                 audio=config.role_of(sample, "audio"),
                 conditions=sample.conditions,

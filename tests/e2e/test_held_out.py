@@ -65,7 +65,7 @@ def test_a_fraction_is_taken_by_name_and_never_trained_on(settings: Settings, da
         run["data"] = {**settings["data"], "preprocessed_data_root": str(root)}
         facts = check_run(load_config(write_run_file(tmp_path / "run.yaml", run)))
         assert facts.held_out is not None
-        assert len(facts.stream.shapes) == len(facts.dataset)
+        assert len(facts.dataset.shapes) == len(facts.dataset.names) == len(facts.dataset)
         return set(facts.dataset.names), set(facts.held_out.names)
 
     trained, held_out = split(data, 0.3)

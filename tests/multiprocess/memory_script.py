@@ -18,7 +18,7 @@ from ltx_trainer_plus.models import read_transformer_config, transformer_on_meta
 from ltx_trainer_plus.models.lora import lora_target_names
 from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.shards import local_part
-from ltx_trainer_plus.parallel.collectives import barrier, gather_objects
+from ltx_trainer_plus.parallel.collectives import gather_objects
 from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import load_model
@@ -68,7 +68,7 @@ def loaded(settings: dict[str, Any], topology: Topology) -> dict[str, int]:
     plan = ParallelPlan.decide(config, topology, LaunchRequest.read())
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the model before has left
-    barrier(topology)
+    gather_objects(None, topology)  # waits for all
     with PeakMemory() as memory:
         model = read_transformer_config(config.model.model_path)
         reachable = reachable_parameters(model, video="generated", audio="generated")

@@ -1,13 +1,18 @@
 """Loading: files, merging, overrides, interpolation, defaults, and the way back to YAML."""
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ltx_trainer_plus.config import ConfigError, TrainerConfig, config_as_dict, load_config, save_config
+from ltx_trainer_plus.config.optimization import SAMPLING_PARAMS
 from ltx_trainer_plus.config.overrides import split_arguments
+from ltx_trainer_plus.flow.timesteps import shifted_logit_normal, uniform
 from tests.unit.config_files import load, problems, smallest, write
 
 OFFICIAL_DEFAULTS = {
@@ -341,11 +346,19 @@ def test_a_run_of_one_step_has_valid_periods(tmp_path: Path) -> None:
         assert config.optimization.scheduler_arguments()[name] == 1
 
 
-def test_sampling_arguments_have_the_official_defaults(tmp_path: Path) -> None:
-    flow = load(tmp_path).flow_matching
-    assert flow.sampling_arguments() == {"std": 1.0, "eps": 1e-3, "uniform_prob": 0.1}
-    flow = load(tmp_path, "flow_matching: {timestep_sampling_mode: uniform}").flow_matching
-    assert flow.sampling_arguments() == {"min_value": 0.0, "max_value": 1.0}
+@pytest.mark.parametrize(
+    ("mode", "sampler", "defaults"),
+    [
+        ("shifted_logit_normal", shifted_logit_normal, {"std": 1.0, "eps": 1e-3, "uniform_prob": 0.1}),
+        ("uniform", uniform, {"min_value": 0.0, "max_value": 1.0}),
+    ],
+)
+def test_sampling_parameters_have_the_official_defaults(
+    mode: str, sampler: Callable[..., Any], defaults: dict[str, float]
+) -> None:
+    assert SAMPLING_PARAMS[mode]().model_dump() == defaults
+    taken = inspect.signature(sampler).parameters
+    assert {name: taken[name].default for name in defaults} == defaults
 
 
 @pytest.mark.parametrize("section", ["validation", "training_strategy", "optimization"])
