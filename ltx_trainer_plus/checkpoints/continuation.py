@@ -84,6 +84,7 @@ def _differences(path: str, saved: Any, now: Any) -> Iterator[Change]:
 # Free-form: a key that is missing on one side is a change.
 _CHOICES = (
     "training_strategy",
+    "optimization.optimizer_params",
     "optimization.scheduler_params",
     "flow_matching.timestep_sampling_params",
 )

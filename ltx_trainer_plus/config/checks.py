@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ltx_trainer_plus.config.base import Section
 from ltx_trainer_plus.config.explain import explain
-from ltx_trainer_plus.config.optimization import SAMPLING_PARAMS, SCHEDULER_PARAMS
+from ltx_trainer_plus.config.optimization import OPTIMIZERS, SAMPLING_PARAMS, SCHEDULER_PARAMS, OptimizationConfig
 from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.schema import TrainerConfig
 from ltx_trainer_plus.config.strategy import FlexibleConfig, VideoToVideoConfig
@@ -18,7 +18,7 @@ from ltx_trainer_plus.config.validation_checks import condition_path_problems, v
 
 def contradictions(config: TrainerConfig) -> list[Problem]:
     """Settings that are fine one by one, and cannot work together."""
-    checks = (_batch, _streams, _schedule, _sampling, _validation, _held_out, _checkpoints)
+    checks = (_batch, _streams, _optimizer, _schedule, _sampling, _validation, _held_out, _checkpoints)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -126,6 +126,43 @@ def _streams(config: TrainerConfig) -> Iterator[Problem]:
                     folder,
                     "Remove one of the two",
                 )
+
+
+def _optimizer(config: TrainerConfig) -> Iterator[Problem]:
+    optimization = config.optimization
+    kind, params = optimization.optimizer_type, optimization.optimizer_params
+    if kind not in (*OPTIMIZERS, "adamw8bit") and "." not in kind:
+        yield Problem(
+            "optimization.optimizer_type",
+            f"there is no such optimizer. It is {', '.join(OPTIMIZERS)}, or the dotted path of an installed class",
+            kind,
+            "Set optimization.optimizer_type: adamw, or a path such as torch.optim.Adafactor",
+        )
+        return
+    if "lr" in params:
+        yield Problem(
+            "optimization.optimizer_params.lr",
+            "the rate is a setting of its own, which the schedule starts from",
+            params["lr"],
+            "Set optimization.learning_rate instead",
+        )
+    for name in ("betas", "eps", "weight_decay"):
+        value = getattr(optimization, name)
+        if kind != "adamw" and value != OptimizationConfig.model_fields[name].default:
+            yield Problem(
+                f"optimization.{name}",
+                f"is for optimizer_type: adamw alone, and the optimizer is {kind}",
+                value,
+                f"Set optimization.optimizer_params.{name} instead, if {kind} has it",
+                involves=("optimization.optimizer_type",),
+            )
+        if kind == "adamw" and name in params:
+            yield Problem(
+                f"optimization.optimizer_params.{name}",
+                "adamw has a setting of its own for it",
+                params[name],
+                f"Set optimization.{name} instead",
+            )
 
 
 def _schedule(config: TrainerConfig) -> Iterator[Problem]:

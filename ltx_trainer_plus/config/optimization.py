@@ -58,6 +58,9 @@ SCHEDULER_PARAMS: dict[str, type[Section]] = {
     "step": StepParams,
 }
 
+OPTIMIZERS: dict[str, str] = {"adamw": "torch.optim.AdamW", "prodigy": "prodigyopt.Prodigy"}
+"""Optimizers that have a name; every other is chosen by the path of its class."""
+
 
 class OptimizationConfig(Section):
     """Optimizer, learning rate and batch. `batch_size` is per process."""
@@ -67,10 +70,12 @@ class OptimizationConfig(Section):
     batch_size: int = Field(default=2, gt=0)
     gradient_accumulation_steps: int = Field(default=1, gt=0)
     max_grad_norm: float = Field(default=1.0, ge=0)  # 0 = no clipping
-    optimizer_type: Literal["adamw", "adamw8bit"] = "adamw"
+    optimizer_type: str = "adamw"  # adamw, prodigy, or the dotted path of a torch.optim.Optimizer class
+    optimizer_params: dict[str, Any] = Field(default_factory=dict)  # for its constructor
     scheduler_type: SchedulerType = "linear"
     scheduler_params: dict[str, Any] = Field(default_factory=dict)
     enable_gradient_checkpointing: bool = False
+    # These three are AdamW's; another optimizer takes its own in optimizer_params.
     weight_decay: float = Field(default=0.01, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], FromList] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)

@@ -25,12 +25,6 @@ _FIELDS: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
         "Set model.audio_vae_path: null, and give a diffusers pipeline folder as model.model_path",
     ),
     (
-        "optimization.optimizer_type",
-        ("adamw",),
-        "this optimizer is not available yet",
-        "Set optimization.optimizer_type: adamw",
-    ),
-    (
         "acceleration.mixed_precision_mode",
         ("bf16", "no", None),
         "fp16 is not available yet",
@@ -66,7 +60,17 @@ def unavailable(config: TrainerConfig) -> list[Problem]:
         for path, working, message, remedy in _FIELDS
         if (given := reduce(getattr, path.split("."), config)) not in working
     ]
-    return [*problems, *_files(config)]
+    return [*problems, *_optimizer(config), *_files(config)]
+
+
+def _optimizer(config: TrainerConfig) -> Iterator[Problem]:
+    if config.optimization.optimizer_type == "adamw8bit":
+        yield Problem(
+            "optimization.optimizer_type",
+            "this optimizer is not available yet",
+            "adamw8bit",
+            "Set optimization.optimizer_type: adamw",
+        )
 
 
 def _files(config: TrainerConfig) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from ltx_trainer_plus.models.lora import lora_target_names
 from ltx_trainer_plus.models.pipeline_folder import check_components
 from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.transformer import LTXTransformer
+from ltx_trainer_plus.step.optimizers import optimizer_problems
 from ltx_trainer_plus.strategies.checks import condition_problems, reference_scale
 from ltx_trainer_plus.validation.checks import check_validation
 from ltx_trainer_plus.validation.condition_files import check_condition_files
@@ -57,7 +58,7 @@ def check_run(config: TrainerConfig) -> Preflight:
     Raises:
         ConfigError: with all problems that were found.
     """
-    problems: list[Problem] = []
+    problems: list[Problem] = optimizer_problems(config.optimization)
     try:
         transformer = transformer_on_meta(config.model.model_path)
     except (OSError, ValueError) as error:

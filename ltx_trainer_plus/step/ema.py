@@ -24,16 +24,29 @@ class WeightAverage:
         self._decay = decay
         self._parameters: dict[str, Parameter] = dict(handle.trainable_parameters())
         self._averages = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        self.updates = 0
+        device = local_part(next(iter(self._averages.values()))).device
+        # On the device, since the host does not know which steps were skipped. Double: as exact as Python's numbers.
+        self._updates = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def updates(self) -> int:
+        """Steps that were taken in. Waits for the device."""
+        return int(self._updates.item())
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take in the weights as they are after an optimizer step. Nothing here waits for the device."""
-        decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
+    def update(self, skipped: Tensor | float = 0.0) -> None:
+        """Take in the weights as they are after an optimizer step. Nothing here waits for the device.
+
+        Args:
+            skipped: () non-zero where the step was left out: nothing changes then.
+        """
+        decay = ((1 + self._updates) / (10 + self._updates)).clamp(max=self._decay)
+        taken = self._updates.new_ones(()) - skipped
         averages = [local_part(average) for average in self._averages.values()]
         weights = [local_part(parameter.detach()) for parameter in self._parameters.values()]
-        torch._foreach_lerp_(averages, weights, 1 - decay)
-        self.updates += 1
+        amount = ((1 - decay) * taken).to(weights[0].dtype)
+        torch._foreach_lerp_(averages, weights, [amount] * len(weights))
+        self._updates += taken
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The average by parameter name; not copied."""
@@ -44,7 +57,7 @@ class WeightAverage:
         """Put back what `tensors` and `updates` were."""
         for name, average in self._averages.items():
             copy_into(average, averages[name])
-        self.updates = updates
+        self._updates.fill_(updates)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -1,10 +1,10 @@
-"""One optimizer step: micro-batches in, updated weights and sums for the metrics out, nothing waited for."""
+"""One optimizer step: micro-batches in, updated weights and sums for the metrics out."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
-from torch.optim import AdamW
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
@@ -14,7 +14,7 @@ from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors
 from ltx_trainer_plus.step.bad_steps import StepTrace
 from ltx_trainer_plus.step.ema import WeightAverage
-from ltx_trainer_plus.step.optimizers import clip_gradients
+from ltx_trainer_plus.step.optimizers import clip_gradients, update_weights
 from ltx_trainer_plus.step.sums import MetricWindow
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.strategies.loss import training_loss
@@ -35,7 +35,7 @@ class TrainStep:
     def __init__(
         self,
         handle: ModelHandle,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         scheduler: LRScheduler,
         strategy: FlexibleStrategy,
         *,
@@ -63,8 +63,8 @@ class TrainStep:
     def __call__(self, batches: Iterator[Batch]) -> MetricWindow:
         """Take the next step's micro-batches (on the CPU) and train on their average gradient.
 
-        A step whose gradient norm is not finite changes neither weights nor optimizer state: the fused optimizer
-        is told on the device. Gradients are averaged over the ranks before, so every rank decides alike.
+        A step whose gradient norm is not finite changes neither weights nor optimizer nor average. Gradients are
+        averaged over the ranks before, so every rank decides alike.
         """
         window = MetricWindow(self._handle.device)
         self.trace = StepTrace()
@@ -75,14 +75,12 @@ class TrainStep:
             if batch.ends_step:
                 break
         norm = clip_gradients(self._parameters, self._max_grad_norm)
-        not_finite = torch.isfinite(norm).logical_not().float()
-        self._optimizer.found_inf = not_finite  # type: ignore[attr-defined]
-        self._optimizer.step()
+        skipped = update_weights(self._optimizer, norm, self._handle.device)
         self._scheduler.step()
         if self._average is not None:
-            self._average.update()
+            self._average.update(skipped)
         self._optimizer.zero_grad(set_to_none=True)
-        window.set_step(grad_norm=norm, skipped=not_finite)
+        window.set_step(grad_norm=norm, skipped=skipped)
         return window
 
     def _accumulate(self, batch: Batch, window: MetricWindow) -> None:
