@@ -1,13 +1,13 @@
 """The entries of `training_strategy.video.conditions` and `.audio.conditions`."""
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationError
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from ltx_trainer_plus.config.base import FromList, Section
+
+Stream = Literal["video", "audio"]
 
 
 def _inside_data_root(value: str) -> str:
@@ -18,15 +18,16 @@ def _inside_data_root(value: str) -> str:
     return value
 
 
-FolderName = Annotated[str, AfterValidator(_inside_data_root)]
-_Pixel = Annotated[int, Field(ge=0)]
-
-
 def _is_a_region(value: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
     top, left, bottom, right = value
     if top >= bottom or left >= right:
         raise PydanticCustomError("region", "is empty: y1 must be below y2, and x1 below x2")
     return value
+
+
+FolderName = Annotated[str, AfterValidator(_inside_data_root)]
+Pixel = Annotated[int, Field(ge=0)]
+Region = Annotated[tuple[Pixel, Pixel, Pixel, Pixel], FromList, AfterValidator(_is_a_region)]  # y1, x1, y2, x2
 
 
 class TrainingCondition(Section):
@@ -57,10 +58,10 @@ class SuffixCondition(TrainingCondition):
 
 
 class SpatialCropCondition(TrainingCondition):
-    """A rectangle is given: y1, x1, y2, x2 in pixels."""
+    """A rectangle is given."""
 
     type: Literal["spatial_crop"] = "spatial_crop"
-    spatial_region: Annotated[tuple[_Pixel, _Pixel, _Pixel, _Pixel], FromList, AfterValidator(_is_a_region)]
+    spatial_region: Region
 
 
 class MaskCondition(TrainingCondition):
@@ -77,87 +78,9 @@ class ReferenceCondition(TrainingCondition):
     latents_dir: FolderName
 
 
-# By stream and type.
-CONDITION_ENTRIES: dict[str, dict[str, type[TrainingCondition]]] = {
-    "video": {
-        "first_frame": FirstFrameCondition,
-        "prefix": PrefixCondition,
-        "suffix": SuffixCondition,
-        "spatial_crop": SpatialCropCondition,
-        "mask": MaskCondition,
-        "reference": ReferenceCondition,
-    },
-    "audio": {
-        "prefix": PrefixCondition,
-        "suffix": SuffixCondition,
-        "mask": MaskCondition,
-        "reference": ReferenceCondition,
-    },
-}
-
-
-def _read(value: Any, stream: str) -> TrainingCondition:
-    entries = CONDITION_ENTRIES[stream]
-    if isinstance(value, TrainingCondition):
-        value = value.model_dump()
-    if not isinstance(value, Mapping):
-        raise PydanticCustomError("condition", "must be a section, such as {type: prefix, temporal_boundary: 2}")
-    kind = value.get("type")
-    if not isinstance(kind, str) or kind not in entries:
-        raise _errors(str(kind), _fault("type", kind, _unknown_type(kind, stream)))
-    fields = entries[kind].model_fields
-    unknown = [key for key in value if key not in fields]
-    if unknown:
-        takes = f"unknown key: {kind} takes {', '.join(fields)}"
-        raise _errors(kind, *(_fault(key, value[key], takes + _guess(key, fields)) for key in unknown))
-    try:
-        return entries[kind].model_validate(dict(value))
-    except ValidationError as error:
-        raise _errors(kind, *map(_again, error.errors(include_url=False))) from None
-
-
-def _unknown_type(kind: Any, stream: str) -> str:
-    takes = f"{stream} takes {', '.join(CONDITION_ENTRIES[stream])}"
-    if kind is None:
-        return f"required, but not given: {takes}"
-    others = [other for other, entries in CONDITION_ENTRIES.items() if kind in list(entries)]
-    return f"{kind} is for {others[0]} only; {takes}" if others else takes + _guess(kind, CONDITION_ENTRIES[stream])
-
-
-def _guess(given: Any, known: Iterable[str]) -> str:
-    close = get_close_matches(str(given).lower().replace("-", "_"), list(known), n=1)
-    return f". Did you mean {close[0]}?" if close else ""
-
-
-def _fault(key: str, given: Any, message: str) -> InitErrorDetails:
-    error = PydanticCustomError("condition", "{message}", {"message": message})
-    return InitErrorDetails(type=error, loc=(key,), input=given)
-
-
-def _again(item: ErrorDetails) -> InitErrorDetails:
-    """The same finding, to be raised once more; what pydantic does not know itself needs its message along."""
-    kind: str | PydanticCustomError = item["type"]
-    try:
-        PydanticKnownError(item["type"], item.get("ctx"))  # type: ignore[arg-type]
-    except KeyError:
-        kind = PydanticCustomError("condition", "{message}", {"message": item["msg"]})
-    return InitErrorDetails(type=kind, loc=item["loc"], input=item["input"], ctx=item.get("ctx", {}))
-
-
-def _errors(kind: str, *details: InitErrorDetails) -> ValidationError:
-    """Located as pydantic locates what is wrong inside a discriminated union: under the name of the chosen form."""
-    return ValidationError.from_exception_data(
-        "condition", [{**item, "loc": (kind, *item.get("loc", ()))} for item in details]
-    )
-
-
-def _as_dict(condition: TrainingCondition) -> dict[str, Any]:
-    return condition.model_dump(mode="json")
-
-
-def _conditions_of(stream: str) -> Any:
-    return (PlainValidator(lambda value: _read(value, stream)), PlainSerializer(_as_dict))
-
-
-VideoConditions = Annotated[tuple[Annotated[TrainingCondition, *_conditions_of("video")], ...], FromList]
-AudioConditions = Annotated[tuple[Annotated[TrainingCondition, *_conditions_of("audio")], ...], FromList]
+VideoCondition = (
+    FirstFrameCondition | PrefixCondition | SuffixCondition | SpatialCropCondition | MaskCondition | ReferenceCondition
+)
+AudioCondition = PrefixCondition | SuffixCondition | MaskCondition | ReferenceCondition
+VideoConditions = Annotated[tuple[Annotated[VideoCondition, Field(discriminator="type")], ...], FromList]
+AudioConditions = Annotated[tuple[Annotated[AudioCondition, Field(discriminator="type")], ...], FromList]

@@ -1,6 +1,8 @@
 """pydantic's findings in the words of the configuration."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any
@@ -11,7 +13,7 @@ from pydantic_core import ErrorDetails
 from ltx_trainer_plus.config.base import Section
 from ltx_trainer_plus.config.keys import (
     all_paths,
-    conditions_with,
+    condition_types,
     may_be_null,
     meant,
     section_holding,
@@ -21,6 +23,8 @@ from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.strategy import STRATEGIES
 
 _REGION = "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512]"
+_TRAINING_CONDITION = "Each condition is a section, such as {type: prefix, temporal_boundary: 2}"
+_VALIDATION_CONDITION = "Each condition is a section, such as {type: first_frame, image_or_video: cat.png}"
 _REMEDIES = {
     "model.model_path": "Give the local folder of a diffusers pipeline, or an official single file",
     "data.preprocessed_data_root": "Give the folder that scripts/process_dataset.py wrote",
@@ -33,6 +37,9 @@ _REMEDIES = {
     "validation.samples.video_dims": "It takes width, height and frames, such as [960, 544, 89]",
     "training_strategy.video.conditions.spatial_region": _REGION,
     "validation.samples.conditions.spatial_region": _REGION,
+    "training_strategy.video.conditions": _TRAINING_CONDITION,
+    "training_strategy.audio.conditions": _TRAINING_CONDITION,
+    "validation.samples.conditions": _VALIDATION_CONDITION,
     "validation.samples": 'Each sample is a section, such as {prompt: "a cat"}',
 }
 _SECTION = "must be a section (lines of key: value)"
@@ -90,11 +97,13 @@ def _problem(item: ErrorDetails, under: str, model: type[Section], known: list[s
 
     if kind in ("extra_forbidden", "invalid_key"):
         beside = list(section_holding(loc, model).model_fields)
-        owners = conditions_with(loc, model)
+        owners = [kind for kind, form in condition_types(loc[:-3], model).items() if loc[-1] in form.model_fields]
         belongs = f"It belongs to a condition of type {' or '.join(owners)}" if owners else ""
         remedy = belongs or _elsewhere(path, str(loc[-1]), known) or meant(path, beside, known)
         return Problem(path, "unknown key", given, remedy)
     if kind == "union_tag_not_found":
+        types = condition_types(loc[:-1], model)
+        remedy = f"It is one of {', '.join(types)}" if types else remedy
         return Problem(f"{path}.{item['ctx']['discriminator'][1:-1]}", "required, but not given", NOT_GIVEN, remedy)
     if kind == "missing":
         return Problem(path, "required, but not given", NOT_GIVEN, remedy)
@@ -102,7 +111,8 @@ def _problem(item: ErrorDetails, under: str, model: type[Section], known: list[s
         return _not_a_choice(path, item["ctx"]["expected"], or_null, given)
     if kind == "union_tag_invalid":
         name = item["ctx"]["discriminator"][1:-1]
-        return _not_a_choice(f"{path}.{name}", item["ctx"]["expected_tags"], or_null, given[name])
+        problem = _not_a_choice(f"{path}.{name}", item["ctx"]["expected_tags"], or_null, given[name])
+        return replace(problem, remedy=_for_the_other_stream(loc, given[name], model) or problem.remedy)
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return Problem(path, f"{words} {item['ctx'][bound]:g}{or_null}", given, remedy)
@@ -120,6 +130,14 @@ def _elsewhere(path: str, key: str, known: list[str]) -> str:
         return f"Dots are for overrides: in a file write {name} inside the section {section}"
     owners = [name for name, form in STRATEGIES.items() if key in form.model_fields]
     return f"It belongs to training_strategy.name: {' or '.join(owners)}"
+
+
+def _for_the_other_stream(loc: Sequence[str | int], kind: Any, model: type[Section]) -> str:
+    """What to do with a condition that only the other stream takes."""
+    for stream, other in (("video", "audio"), ("audio", "video")):
+        if stream in loc and kind in condition_types([other if part == stream else part for part in loc[:-1]], model):
+            return f"A condition of type {kind} is for {other} only"
+    return ""
 
 
 def _not_a_choice(path: str, expected: str, or_null: str, given: Any) -> Problem:

@@ -38,12 +38,12 @@ def section_holding(loc: Sequence[str | int], model: type[Section]) -> type[Sect
     return model
 
 
-def conditions_with(loc: Sequence[str | int], model: type[Section]) -> list[str]:
-    """The types of condition that take the last key of `loc`, among those that its list may hold; empty elsewhere."""
-    if len(loc) < 4 or loc[-4] != "conditions":
-        return []
-    forms = _sections_in(section_holding(loc[:-3], model).model_fields["conditions"].annotation)
-    return [form.model_fields["type"].default for form in forms if loc[-1] in form.model_fields]
+def condition_types(loc: Sequence[str | int], model: type[Section]) -> dict[str, type[Section]]:
+    """The conditions that the list at `loc` may hold, by type; empty where that is no list of conditions."""
+    if not loc or loc[-1] != "conditions":
+        return {}
+    forms = _sections_in(section_holding(loc, model).model_fields["conditions"].annotation)
+    return {form.model_fields["type"].default: form for form in forms}
 
 
 def may_be_null(loc: Sequence[str | int], model: type[Section]) -> bool:

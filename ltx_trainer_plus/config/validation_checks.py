@@ -159,9 +159,7 @@ def _region_problems(path: str, condition: SpatialCropCondition, dims: tuple[int
     width, height, _ = dims
     y1, x1, y2, x2 = condition.spatial_region
     where, given = f"{path}.spatial_region", list(condition.spatial_region)
-    if y2 <= y1 or x2 <= x1:
-        yield Problem(where, "is empty: it is y1, x1, y2, x2 with y1 < y2 and x1 < x2", given)
-    elif y2 > height or x2 > width:
+    if y2 > height or x2 > width:
         yield Problem(
             where,
             f"reaches outside the frame, which is {height} high and {width} wide",

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ltx_trainer_plus.config.base import FromList, LocalPath, Section
+from ltx_trainer_plus.config.conditions import Region, Stream
 
-Stream = Literal["video", "audio"]
 Count = Annotated[int, Field(ge=1)]
-Pixel = Annotated[int, Field(ge=0)]
 
 
 class _Condition(Section):
@@ -56,7 +55,7 @@ class SpatialCropCondition(_Condition):
 
     type: Literal["spatial_crop"] = "spatial_crop"
     video: LocalPath
-    spatial_region: Annotated[tuple[Pixel, Pixel, Pixel, Pixel], FromList]  # y1, x1, y2, x2 in the sample's pixels
+    spatial_region: Region  # in the sample's pixels
 
 
 class MaskCondition(_Condition):

@@ -17,8 +17,9 @@ from ltx_trainer_plus.config.strategy import FlexibleConfig
 from tests.unit.config_files import load, problems
 
 FIRST = "training_strategy.video.conditions.0"
-VIDEO_TYPES = "video takes first_frame, prefix, suffix, spatial_crop, mask, reference"
-AUDIO_TYPES = "audio takes prefix, suffix, mask, reference"
+VIDEO_TYPES = "one of first_frame, prefix, suffix, spatial_crop, mask, reference"
+AUDIO_TYPES = "one of prefix, suffix, mask, reference"
+CONDITION = "Each condition is a section, such as {type: prefix, temporal_boundary: 2}."
 REGION = "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512]."
 EVERYTHING = """
 training_strategy:
@@ -76,9 +77,12 @@ def test_every_condition_is_read_saved_and_read_again(tmp_path: Path) -> None:
             f"{FIRST}.temporal_boundary: must be a whole number (given: 2.5).",
         ),
         (
-            video("{type: prefix, temporal_boundry: 2}"),
-            f"{FIRST}.temporal_boundry: unknown key: prefix takes type, probability, temporal_boundary. "
-            "Did you mean temporal_boundary? (given: 2).",
+            video("{type: prefix, temporal_boundary: 2, probabilty: 0.5}"),
+            f"{FIRST}.probabilty: unknown key (given: 0.5). Did you mean {FIRST}.probability?",
+        ),
+        (
+            video("{type: first_frame, temporal_boundary: 2}"),
+            f"{FIRST}.temporal_boundary: unknown key (given: 2). It belongs to a condition of type prefix or suffix.",
         ),
         (
             video("{type: first_frame, probability: 1.5}"),
@@ -86,16 +90,16 @@ def test_every_condition_is_read_saved_and_read_again(tmp_path: Path) -> None:
         ),
         (
             video("{type: frist_frame}"),
-            f'{FIRST}.type: {VIDEO_TYPES}. Did you mean first_frame? (given: "frist_frame").',
+            f'{FIRST}.type: must be {VIDEO_TYPES} (given: "frist_frame"). Did you mean first_frame?',
         ),
-        (video("{probability: 0.5}"), f"{FIRST}.type: required, but not given: {VIDEO_TYPES} (given: null)."),
+        (video("{probability: 0.5}"), f"{FIRST}.type: required, but not given. It is {VIDEO_TYPES}."),
         (
             video("first_frame"),
-            f'{FIRST}: must be a section, such as {{type: prefix, temporal_boundary: 2}} (given: "first_frame").',
+            f'{FIRST}: must be a section (lines of key: value) (given: "first_frame"). {CONDITION}',
         ),
         (
             "training_strategy: {name: flexible, video: {conditions: {type: first_frame}}}",
-            'training_strategy.video.conditions: must be a list (given: {"type": "first_frame"}).',
+            f'training_strategy.video.conditions: must be a list (given: {{"type": "first_frame"}}). {CONDITION}',
         ),
         (
             video("{type: spatial_crop, spatial_region: [0, 32, 64]}"),
@@ -123,13 +127,13 @@ def test_every_condition_is_read_saved_and_read_again(tmp_path: Path) -> None:
         ),
         (
             audio("{type: first_frame}"),
-            "training_strategy.audio.conditions.0.type: first_frame is for video only; "
-            f'{AUDIO_TYPES} (given: "first_frame").',
+            f'training_strategy.audio.conditions.0.type: must be {AUDIO_TYPES} (given: "first_frame"). '
+            "A condition of type first_frame is for video only.",
         ),
         (
             audio("{type: spatial_crop, spatial_region: [0, 0, 32, 32]}"),
-            "training_strategy.audio.conditions.0.type: spatial_crop is for video only; "
-            f'{AUDIO_TYPES} (given: "spatial_crop").',
+            f'training_strategy.audio.conditions.0.type: must be {AUDIO_TYPES} (given: "spatial_crop"). '
+            "A condition of type spatial_crop is for video only.",
         ),
         (
             "training_strategy: {name: flexible, video: {is_generated: false, conditions: [{type: first_frame}]}, "

@@ -65,7 +65,11 @@ def test_a_given_video_is_there_although_no_video_is_generated(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("condition", "line"),
     [
-        ("{image_or_video: a.png}", f"{AT}.type: required, but not given."),
+        (
+            "{image_or_video: a.png}",
+            f"{AT}.type: required, but not given. It is one of first_frame, prefix, suffix, spatial_crop, mask, "
+            "reference, video_to_audio, audio_to_video.",
+        ),
         (
             "{type: first_fram, image_or_video: a.png}",
             f"{AT}.type: must be one of first_frame, prefix, suffix, spatial_crop, mask, reference, video_to_audio, "
@@ -112,7 +116,8 @@ def test_a_given_video_is_there_although_no_video_is_generated(tmp_path: Path) -
         ),
         (
             "{type: spatial_crop, video: a.mp4, spatial_region: [0, 64, 32, 64]}",
-            f"{AT}.spatial_region: is empty: it is y1, x1, y2, x2 with y1 < y2 and x1 < x2 (given: [0, 64, 32, 64]).",
+            f"{AT}.spatial_region: is empty: y1 must be below y2, and x1 below x2 (given: [0, 64, 32, 64]). "
+            "It takes y1, x1, y2 and x2 in pixels, such as [0, 0, 256, 512].",
         ),
         (
             "{type: spatial_crop, video: a.mp4, spatial_region: [0, 0, 64, 96]}",
