@@ -30,6 +30,25 @@ Pixel = Annotated[int, Field(ge=0)]
 Region = Annotated[tuple[Pixel, Pixel, Pixel, Pixel], FromList, AfterValidator(_is_a_region)]  # y1, x1, y2, x2
 
 
+def region_fault(region: Region, height: int, width: int, *, cell: int = 1) -> tuple[str, str] | None:
+    """Why a region cannot be given of a frame of so many pixels, and what to do; None = it can.
+
+    Args:
+        cell: pixels in a row or column of the latent; only whole cells are given.
+    """
+    top, left, bottom, right = region
+    if bottom > height or right > width:
+        return (
+            f"reaches outside the frame, which is {height} pixels high and {width} wide",
+            "It is y1, x1, y2, x2: lower y2 and x2",
+        )
+    if bottom // cell <= -(-top // cell) or right // cell <= -(-left // cell):
+        return f"holds no whole square of {cell} × {cell} pixels, the grid of the latents", f"Give multiples of {cell}"
+    if (top, left, bottom, right) == (0, 0, height, width):
+        return f"is the whole frame ({height} × {width}): nothing is left to generate", "Make it smaller"
+    return None
+
+
 class TrainingCondition(Section):
     """What every condition has: how often a sample (for `reference`: a batch) is trained with it."""
 

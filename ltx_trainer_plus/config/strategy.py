@@ -74,7 +74,7 @@ class _ShortForm(_Strategy):
     def as_flexible(self) -> FlexibleConfig:
         return FlexibleConfig(video=self.video, audio=self.audio)  # type: ignore[attr-defined]
 
-    def _first_frame(self) -> tuple[TrainingCondition, ...]:
+    def _first_frame(self) -> tuple[FirstFrameCondition, ...]:
         p = self.first_frame_conditioning_p
         return (FirstFrameCondition(probability=p),) if p > 0 else ()
 

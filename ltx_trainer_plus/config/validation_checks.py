@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from ltx_trainer_plus.config.conditions import region_fault
 from ltx_trainer_plus.config.problems import NOT_GIVEN, Problem
 from ltx_trainer_plus.config.validation import SampleConfig, ValidationConfig
 from ltx_trainer_plus.config.validation_conditions import (
@@ -123,7 +124,10 @@ def _condition_problems(
     if isinstance(condition, PrefixCondition | SuffixCondition):
         yield from _boundary_problems(path, condition, sample, validation)
     elif isinstance(condition, SpatialCropCondition):
-        yield from _region_problems(path, condition, validation.dims_of(sample))
+        width, height, _ = validation.dims_of(sample)
+        if found := region_fault(condition.spatial_region, height, width):
+            message, remedy = found
+            yield Problem(f"{path}.spatial_region", message, list(condition.spatial_region), remedy)
     elif isinstance(condition, ReferenceCondition) and condition.stream == "audio":
         for name in ("downscale_factor", "temporal_scale_factor"):
             if getattr(condition, name) not in (None, 1):
@@ -153,18 +157,3 @@ def _boundary_problems(
             given,
             "Give less of it, or make the sample longer (video_dims)",
         )
-
-
-def _region_problems(path: str, condition: SpatialCropCondition, dims: tuple[int, int, int]) -> Iterator[Problem]:
-    width, height, _ = dims
-    y1, x1, y2, x2 = condition.spatial_region
-    where, given = f"{path}.spatial_region", list(condition.spatial_region)
-    if y2 > height or x2 > width:
-        yield Problem(
-            where,
-            f"reaches outside the frame, which is {height} high and {width} wide",
-            given,
-            "It is y1, x1, y2, x2 in pixels of the sample",
-        )
-    elif (y1, x1, y2, x2) == (0, 0, height, width):
-        yield Problem(where, "is the whole frame: nothing would be left to generate", given, "Make it smaller")

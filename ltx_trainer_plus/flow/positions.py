@@ -62,6 +62,16 @@ class LatentGeometry:
         """Latent frames, rows and columns of a video of so many pixel frames, each of `height` x `width` pixels."""
         return self.latent_frames(frames), height // self.spatial, width // self.spatial
 
+    def latent_frames_at_end(self, frames: int) -> int:
+        """Latent frames that hold the last `frames` pixel frames of a video that is longer."""
+        return -(-frames // self.temporal)
+
+    def cells_in(self, region: tuple[int, int, int, int]) -> tuple[slice, slice]:
+        """Rows and columns of the latent cells that lie wholly in a region (y1, x1, y2, x2 in pixels)."""
+        top, left, bottom, right = region
+        cell = self.spatial
+        return slice(-(-top // cell), bottom // cell), slice(-(-left // cell), right // cell)
+
     def audio_steps(self, seconds: float) -> int:
         """Audio latent steps of a sound: as many as the public pipelines generate for it, and at least one."""
         return max(1, round(seconds * (self.audio_rate / self.audio_hop / self.audio_scale)))

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ltx_trainer_plus.config.conditions import ReferenceCondition, Stream, TrainingCondition
 from ltx_trainer_plus.config.problems import Problem
 from ltx_trainer_plus.config.strategy import StrategyConfig, StreamConfig
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset, SampleShape
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.references import ReferenceScale
-from ltx_trainer_plus.strategies.conditions import CONDITIONS, Condition, Fault, Reference, Stream
+from ltx_trainer_plus.strategies.conditions import Fault, fault, scale_of
 
 _NAMED = 3  # samples that an error lists
 
@@ -23,13 +24,13 @@ def condition_problems(
         path = f"training_strategy.{stream}.conditions.{index}"
         faults: dict[Fault, list[str]] = {}
         for shape, names in shapes.items():
-            fault = condition.fault(stream, _size(stream, shape), shape, geometry)
-            if fault is not None:
-                faults.setdefault(fault, []).extend(names)
-        for fault, names in faults.items():
-            given = getattr(condition.settings, fault.field)
+            found = fault(condition, stream, _size(stream, shape), shape, geometry)
+            if found is not None:
+                faults.setdefault(found, []).extend(names)
+        for one, names in faults.items():
+            given = getattr(condition, one.field)
             given = list(given) if isinstance(given, tuple) else given
-            problems.append(Problem(f"{path}.{fault.field}", f"{_listed(names)}: {fault.text}", given))
+            problems.append(Problem(f"{path}.{one.field}", f"{_listed(names)}: {one.text}", given))
     return problems or _different_scales(strategy, shapes)
 
 
@@ -66,19 +67,18 @@ class _Scale(NamedTuple):
 def _scales(strategy: StrategyConfig, shape: SampleShape) -> list[_Scale]:
     found = []
     for stream, index, condition in _conditions(strategy):
-        if stream == "video" and isinstance(condition, Reference):
-            folder = condition.settings.latents_dir
+        if stream == "video" and isinstance(condition, ReferenceCondition):
             path = f"training_strategy.video.conditions.{index}.latents_dir"
-            is_still = dict(shape.references)[folder][1] == 1
-            found.append(_Scale(path, condition.scale(_size(stream, shape), shape), is_still))
+            is_still = dict(shape.references)[condition.latents_dir][1] == 1
+            found.append(_Scale(path, scale_of(condition, _size(stream, shape), shape), is_still))
     return found
 
 
-def _conditions(strategy: StrategyConfig) -> Iterator[tuple[Stream, int, Condition | Reference]]:
+def _conditions(strategy: StrategyConfig) -> Iterator[tuple[Stream, int, TrainingCondition]]:
     streams: tuple[tuple[Stream, StreamConfig | None], ...] = (("video", strategy.video), ("audio", strategy.audio))
     for stream, settings in streams:
         for index, entry in enumerate(settings.conditions if settings else ()):
-            yield stream, index, CONDITIONS[entry.type](entry)
+            yield stream, index, entry
 
 
 def _samples_by_shape(dataset: PrecomputedDataset) -> dict[SampleShape, list[str]]:

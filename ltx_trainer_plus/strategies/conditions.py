@@ -1,19 +1,26 @@
 """The conditions of training: which tokens are given clean, and what is put before the target."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ltx_trainer_plus.config.conditions import (
+    FirstFrameCondition,
+    MaskCondition,
+    PrefixCondition,
+    ReferenceCondition,
+    SpatialCropCondition,
+    Stream,
+    SuffixCondition,
+    TrainingCondition,
+    region_fault,
+)
 from ltx_trainer_plus.data.batch import Batch, ReferenceClip
 from ltx_trainer_plus.data.precomputed import SampleShape
 from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions, patchify_audio, patchify_video
 from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
-
-Stream = Literal["video", "audio"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,6 @@ class Target:
     batch: Batch
     geometry: LatentGeometry
 
-    @property
-    def steps(self) -> Tensor:
-        """(T,) number of each token's latent frame or audio latent step, from 0."""
-        steps = torch.arange(self.size[0], device=self.positions.device)
-        return steps.repeat_interleave(self.positions.shape[2] // self.size[0])
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -47,105 +48,61 @@ class Fault:
     text: str
 
 
-class Condition(ABC):
-    """A part of the target that is given: clean, at noise level 0, out of the loss.
+def given_cells(condition: TrainingCondition, target: Target) -> Tensor:
+    """What a condition gives: clean, at noise level 0, out of the loss.
 
-    Args:
-        settings: its entry in the configuration (config/conditions.py).
+    Returns:
+        (*size) or (B, *size) bool, True where a latent cell (audio: a latent step) is given.
     """
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-
-    @abstractmethod
-    def given(self, target: Target) -> Tensor:
-        """(T,) or (B, T) bool, True where a token is given."""
-
-    def fault(
-        self, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-    ) -> Fault | None:
-        """What makes it impossible with samples of this shape (`size` as in `Target`), found before training."""
-        return None
-
-
-class FirstFrame(Condition):
-    """The first latent frame: image to video."""
-
-    def given(self, target: Target) -> Tensor:
-        return target.steps == 0
+    given = torch.zeros(target.size, dtype=torch.bool, device=target.positions.device)
+    match condition:
+        case FirstFrameCondition():
+            given[:1] = True
+        case PrefixCondition(temporal_boundary=count):
+            given[:count] = True
+        case SuffixCondition(temporal_boundary=count):
+            given[-count:] = True
+        case SpatialCropCondition(spatial_region=region):
+            given[:, *target.geometry.cells_in(region)] = True
+        case MaskCondition(mask_dir=folder):
+            given = target.batch.masks[folder] > 0.5
+        case _:
+            raise NotImplementedError(f"{condition.type}: nothing says which tokens it gives. Add a case above.")
+    return given
 
 
-class Prefix(Condition):
-    """The first latent frames or steps: forward extension."""
-
-    def given(self, target: Target) -> Tensor:
-        return target.steps < self.settings.temporal_boundary
-
-    def fault(
-        self, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-    ) -> Fault | None:
-        return _boundary_fault(self.settings.temporal_boundary, stream, size[0])
-
-
-class Suffix(Condition):
-    """The last latent frames or steps: backward extension."""
-
-    def given(self, target: Target) -> Tensor:
-        return target.steps >= target.size[0] - self.settings.temporal_boundary
-
-    def fault(
-        self, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-    ) -> Fault | None:
-        return _boundary_fault(self.settings.temporal_boundary, stream, size[0])
-
-
-class SpatialCrop(Condition):
-    """A rectangle of every frame: outpainting. Tokens that lie in it only in part are generated."""
-
-    def given(self, target: Target) -> Tensor:
-        top, left, bottom, right = self.settings.spatial_region
-        _, rows, columns = target.positions.unbind(dim=1)  # (B, T, 2) pixels
-        return (rows[..., 0] >= top) & (rows[..., 1] <= bottom) & (columns[..., 0] >= left) & (columns[..., 1] <= right)
-
-    def fault(
-        self, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-    ) -> Fault | None:
-        top, left, bottom, right = self.settings.spatial_region
-        step = geometry.spatial
-        height, width = size[1] * step, size[2] * step
-        if bottom > height or right > width:
-            return Fault(
-                "spatial_region",
-                f"reaches to row {bottom} and column {right}, the clip is {height} pixels high and {width} wide. It is "
-                "y1, x1, y2, x2: lower y2 and x2",
-            )
-        if bottom // step <= -(-top // step) or right // step <= -(-left // step):
-            return Fault(
-                "spatial_region",
-                f"holds no whole square of {step} × {step} pixels, the grid of the latents. Give multiples of {step}",
-            )
-        if (top, left, bottom, right) == (0, 0, height, width):
-            return Fault("spatial_region", f"is the whole frame ({height} × {width}): nothing is left to generate")
-        return None
-
-
-class Mask(Condition):
-    """What a prepared mask marks with more than 0.5: inpainting."""
-
-    def given(self, target: Target) -> Tensor:
-        return target.batch.masks[self.settings.mask_dir].flatten(1) > 0.5
-
-    def fault(
-        self, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-    ) -> Fault | None:
-        mask = dict(sample.masks)[self.settings.mask_dir]
-        if mask == size:
-            return None
-        return Fault(
-            "mask_dir",
-            f"its mask is of size {_times(mask)}, the latents are {_times(size)}: a mask has one number for each "
-            "latent position. Prepare the masks again from these clips",
-        )
+def fault(
+    condition: TrainingCondition, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
+) -> Fault | None:
+    """What makes a condition impossible with samples of this shape (`size` as in `Target`), found before training."""
+    match condition:
+        case PrefixCondition(temporal_boundary=boundary) | SuffixCondition(temporal_boundary=boundary):
+            if boundary >= size[0]:
+                unit = "latent frames" if stream == "video" else "latent steps"
+                return Fault(
+                    "temporal_boundary",
+                    f"gives {boundary} {unit} of a clip that has {size[0]}: nothing is left to generate. Set it below "
+                    f"{size[0]}, or train longer clips",
+                )
+        case SpatialCropCondition(spatial_region=region):
+            height, width = (cells * geometry.spatial for cells in size[1:])
+            if found := region_fault(region, height, width, cell=geometry.spatial):
+                return Fault("spatial_region", ". ".join(found))
+        case MaskCondition(mask_dir=folder):
+            mask = dict(sample.masks)[folder]
+            if mask != size:
+                return Fault(
+                    "mask_dir",
+                    f"its mask is of size {_times(mask)}, the latents are {_times(size)}: a mask has one number for "
+                    "each latent position. Prepare the masks again from these clips",
+                )
+        case ReferenceCondition() if stream == "video":
+            try:
+                scale_of(condition, size, sample)
+            except ValueError as error:
+                text = f"{error}. Prepare the references again at a whole fraction of the target's size"
+                return Fault("latents_dir", text)
+    return None
 
 
 @dataclass(frozen=True)
@@ -160,72 +117,31 @@ class ReferenceTokens:
     single_frame: int
 
 
-class Reference:
+def reference_tokens(condition: ReferenceCondition, target: Target) -> ReferenceTokens:
     """Another clip before the target's tokens: IC-LoRA."""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-
-    def tokens(self, target: Target) -> ReferenceTokens:
-        clip = target.batch.references[self.settings.latents_dir]
-        if target.stream == "audio":
-            positions = audio_positions(clip.latent.shape[2], target.geometry, clip.latent.device)
-            return ReferenceTokens(
-                patchify_audio(clip.latent).float(), positions.expand(len(clip.latent), -1, -1, -1), 0
-            )
-        size = clip.latent.shape[2:]
-        positions = reference_video_positions(
-            size,
-            _rates(clip),
-            _rates(target.batch),
-            ReferenceScale.between(target.size, size),
-            target.geometry,
-            clip.latent.device,
-        )
-        return ReferenceTokens(patchify_video(clip.latent).float(), positions, single_frame=size[1] * size[2])
-
-    def scale(self, size: Sequence[int], sample: SampleShape) -> ReferenceScale:
-        """Of a video reference.
-
-        Raises:
-            ValueError: it is no whole number.
-        """
-        return ReferenceScale.between(size, dict(sample.references)[self.settings.latents_dir][1:])
-
-    def fault(
-        self, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-    ) -> Fault | None:
-        if stream == "audio":
-            return None
-        try:
-            self.scale(size, sample)
-        except ValueError as error:
-            return Fault(
-                "latents_dir", f"{error}. Prepare the references again at a whole fraction of the target's size"
-            )
-        return None
-
-
-# By the `type` of the entry in the configuration.
-CONDITIONS: dict[str, type[Condition] | type[Reference]] = {
-    "first_frame": FirstFrame,
-    "prefix": Prefix,
-    "suffix": Suffix,
-    "spatial_crop": SpatialCrop,
-    "mask": Mask,
-    "reference": Reference,
-}
-
-
-def _boundary_fault(boundary: int, stream: Stream, steps: int) -> Fault | None:
-    if boundary < steps:
-        return None
-    unit = "latent frames" if stream == "video" else "latent steps"
-    return Fault(
-        "temporal_boundary",
-        f"gives {boundary} {unit} of a clip that has {steps}: nothing is left to generate. Set it below {steps}, or "
-        "train longer clips",
+    clip = target.batch.references[condition.latents_dir]
+    if target.stream == "audio":
+        positions = audio_positions(clip.latent.shape[2], target.geometry, clip.latent.device)
+        return ReferenceTokens(patchify_audio(clip.latent).float(), positions.expand(len(clip.latent), -1, -1, -1), 0)
+    size = clip.latent.shape[2:]
+    positions = reference_video_positions(
+        size,
+        _rates(clip),
+        _rates(target.batch),
+        ReferenceScale.between(target.size, size),
+        target.geometry,
+        clip.latent.device,
     )
+    return ReferenceTokens(patchify_video(clip.latent).float(), positions, single_frame=size[1] * size[2])
+
+
+def scale_of(condition: ReferenceCondition, size: Sequence[int], sample: SampleShape) -> ReferenceScale:
+    """Of a video reference to a target of this latent size.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    return ReferenceScale.between(size, dict(sample.references)[condition.latents_dir][1:])
 
 
 def _rates(clip: Batch | ReferenceClip) -> Tensor:

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ltx_trainer_plus.config.conditions import Stream, TrainingCondition
 from ltx_trainer_plus.data.stream import keyed_generator
 from ltx_trainer_plus.flow.timesteps import sample_sigma
-from ltx_trainer_plus.strategies.conditions import Condition, Reference, Stream
 
 
 class FlowMatchingSettings(Protocol):
@@ -87,8 +87,8 @@ def draw_stream(
     seed: int,
     *,
     flow: FlowMatchingSettings,
-    conditions: Sequence[Condition],
-    references: Sequence[Reference],
+    conditions: Sequence[TrainingCondition],
+    references: Sequence[TrainingCondition],
 ) -> StreamDraws:
     """Draw for the samples of one batch, on the CPU.
 
@@ -115,7 +115,7 @@ def draw_stream(
         )
         noise[i].normal_(generator=keyed_generator(seed, f"{stream} noise", position))
         for j, condition in enumerate(conditions):
-            given[i, j] = _happens(condition.settings.probability, seed, f"{stream} condition {j}", position)
+            given[i, j] = _happens(condition.probability, seed, f"{stream} condition {j}", position)
     drawn = {draw_references(stream, references, group, seed) for group in groups}
     if len(drawn) > 1:
         raise ValueError(
@@ -125,13 +125,13 @@ def draw_stream(
     return StreamDraws(sigma, noise, given, drawn.pop())
 
 
-def draw_references(stream: Stream, references: Sequence[Reference], group: int, seed: int) -> tuple[bool, ...]:
+def draw_references(stream: Stream, references: Sequence[TrainingCondition], group: int, seed: int) -> tuple[bool, ...]:
     """Which references a group of samples gets.
 
     A reference makes the sequence longer, so a group, which is trained on in one batch, draws once.
     """
     return tuple(
-        _happens(reference.settings.probability, seed, f"{stream} reference {j}", group)
+        _happens(reference.probability, seed, f"{stream} reference {j}", group)
         for j, reference in enumerate(references)
     )
 

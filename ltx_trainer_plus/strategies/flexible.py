@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ltx_trainer_plus.config.conditions import ReferenceCondition, Stream, TrainingCondition
 from ltx_trainer_plus.data.batch import Batch
 from ltx_trainer_plus.flow.positions import (
     LatentGeometry,
@@ -16,18 +17,8 @@ from ltx_trainer_plus.flow.positions import (
     video_positions,
 )
 from ltx_trainer_plus.modality import Modality, TextContext
-from ltx_trainer_plus.strategies.conditions import CONDITIONS, Condition, Reference, Stream, Target
+from ltx_trainer_plus.strategies.conditions import Target, given_cells, reference_tokens
 from ltx_trainer_plus.strategies.draws import Draws, FlowMatchingSettings, StreamDraws, draw_references, draw_stream
-
-
-class ConditionSettings(Protocol):
-    """What this module reads of an entry of `conditions`."""
-
-    @property
-    def type(self) -> str: ...
-
-    @property
-    def probability(self) -> float: ...
 
 
 class StreamSettings(Protocol):
@@ -37,7 +28,7 @@ class StreamSettings(Protocol):
     def is_generated(self) -> bool: ...
 
     @property
-    def conditions(self) -> Sequence[ConditionSettings]: ...
+    def conditions(self) -> Sequence[TrainingCondition]: ...
 
 
 @dataclass(frozen=True)
@@ -100,13 +91,12 @@ class FlexibleStrategy:
         self.flow_matching = flow_matching
         self.uses_keyframes = uses_keyframes
         self.shape_group = shape_group
-        self._conditions: dict[Stream, list[Condition]] = {"video": [], "audio": []}
-        self._references: dict[Stream, list[Reference]] = {"video": [], "audio": []}
+        self._conditions: dict[Stream, list[TrainingCondition]] = {"video": [], "audio": []}
+        self._references: dict[Stream, list[ReferenceCondition]] = {"video": [], "audio": []}
         streams: tuple[tuple[Stream, StreamSettings | None], ...] = (("video", video), ("audio", audio))
         for stream, settings in streams:
-            for entry in settings.conditions if settings is not None else ():
-                condition = CONDITIONS[entry.type](entry)
-                if isinstance(condition, Reference):
+            for condition in settings.conditions if settings is not None else ():
+                if isinstance(condition, ReferenceCondition):
                     self._references[stream].append(condition)
                 else:
                     self._conditions[stream].append(condition)
@@ -223,17 +213,19 @@ class FlexibleStrategy:
             return modality, loss_mask
         tokens = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device)
         for j, condition in enumerate(conditions):
-            tokens = tokens | (condition.given(target) & given[:, j : j + 1])
+            tokens = tokens | (
+                given_cells(condition, target).expand(len(clean), *target.size).flatten(1) & given[:, j : j + 1]
+            )
         # Per token also where this batch drew no condition: a second form of the inputs would be compiled apart.
         timesteps = torch.where(tokens, 0.0, modality.sigma.view(-1, 1))
         latent = torch.where(tokens.unsqueeze(-1), clean, modality.latent)
         return replace(modality, latent=latent, timesteps=timesteps), loss_mask * ~tokens
 
     def _with_reference(
-        self, target: Target, modality: Modality, loss_mask: Tensor, reference: Reference
+        self, target: Target, modality: Modality, loss_mask: Tensor, reference: ReferenceCondition
     ) -> tuple[Modality, Tensor]:
         """Put clean tokens between the references that are there already and the target."""
-        added = reference.tokens(target)
+        added = reference_tokens(reference, target)
         zeros = torch.zeros(added.latent.shape[:2], device=loss_mask.device)
         length = target.positions.shape[2]
 

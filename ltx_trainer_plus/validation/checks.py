@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ltx_trainer_plus.config import ValidationConfig
+from ltx_trainer_plus.config.conditions import region_fault
 from ltx_trainer_plus.config.validation_conditions import (
     FirstFrameCondition,
     PrefixCondition,
@@ -11,7 +12,6 @@ from ltx_trainer_plus.config.validation_conditions import (
     SuffixCondition,
 )
 from ltx_trainer_plus.flow.positions import LatentGeometry
-from ltx_trainer_plus.validation.condition_files import region_cells
 from ltx_trainer_plus.validation.denoise import Guidance
 from ltx_trainer_plus.validation.requests import SampleRequest, sample_requests
 
@@ -76,7 +76,7 @@ def _condition_problems(request: SampleRequest, geometry: LatentGeometry) -> Ite
         elif isinstance(condition, PrefixCondition | SuffixCondition):
             yield from _boundary_problems(field, condition, request, geometry)
         elif isinstance(condition, SpatialCropCondition):
-            yield from _region_problems(field, condition, geometry)
+            yield from _region_problems(field, condition, request, geometry)
         elif isinstance(condition, ReferenceCondition) and condition.stream == "video":
             yield from _reference_problems(field, condition, request, geometry)
 
@@ -104,13 +104,13 @@ def _boundary_problems(
         )
 
 
-def _region_problems(field: str, condition: SpatialCropCondition, geometry: LatentGeometry) -> Iterator[str]:
-    rows, columns = region_cells(condition.spatial_region, geometry)
-    if rows.stop <= rows.start or columns.stop <= columns.start:
-        yield (
-            f"{field}.spatial_region: {list(condition.spatial_region)}: no latent cell ({geometry.spatial}x"
-            f"{geometry.spatial} pixels) lies wholly in it.\n  Use multiples of {geometry.spatial}."
-        )
+def _region_problems(
+    field: str, condition: SpatialCropCondition, request: SampleRequest, geometry: LatentGeometry
+) -> Iterator[str]:
+    region = condition.spatial_region
+    if found := region_fault(region, request.height, request.width, cell=geometry.spatial):
+        message, remedy = found
+        yield f"{field}.spatial_region: {list(region)}: {message}.\n  {remedy}."
 
 
 def _reference_problems(

@@ -89,14 +89,13 @@ def _load_video(condition: Condition, request: SampleRequest, geometry: LatentGe
             given[: geometry.latent_frames(count)] = True
             return LoadedCondition(media.first_frames(video, place, count), given)
         case SuffixCondition(video=Path() as video, num_frames=int() as count):
-            kept = suffix_latent_frames(count, geometry)
+            kept = geometry.latent_frames_at_end(count)
             given[size[0] - kept :] = True
             # One frame more in front: the VAE's first latent frame is a single frame, and stands nowhere but there.
             clip = media.last_frames(video, place, geometry.pixel_frames(1 + kept), at_least=count)
             return LoadedCondition(clip, given, last=kept, at=size[0] - kept)
         case SpatialCropCondition():
-            rows, columns = region_cells(condition.spatial_region, geometry)
-            given[:, rows, columns] = True
+            given[:, *geometry.cells_in(condition.spatial_region)] = True
             return LoadedCondition(media.first_frames(condition.video, place, place.frames), given)
         case MaskCondition(video=Path() as video):
             given = media.video_mask(condition.mask, video, place, size, geometry.causal_offset)
@@ -153,15 +152,3 @@ def _check_length(audio: Path, duration: float) -> None:
     # A sound track may end a few milliseconds before its pictures.
     if seconds < duration - 0.05:
         raise MediaError(audio, f"it lasts {seconds:.3f} s, and {duration:g} s of it are asked for")
-
-
-def suffix_latent_frames(frames: int, geometry: LatentGeometry) -> int:
-    """Latent frames that hold the last so many pixel frames."""
-    return -(-frames // geometry.temporal)
-
-
-def region_cells(region: tuple[int, int, int, int], geometry: LatentGeometry) -> tuple[slice, slice]:
-    """Rows and columns of the latent cells that lie wholly in a region (y1, x1, y2, x2 in pixels)."""
-    y1, x1, y2, x2 = region
-    cell = geometry.spatial
-    return slice(-(-y1 // cell), y2 // cell), slice(-(-x1 // cell), x2 // cell)

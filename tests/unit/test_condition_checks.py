@@ -113,14 +113,13 @@ def test_a_boundary_that_leaves_nothing_of_the_clip(data: Path, kind: str) -> No
     [
         (
             [0, 32, 96, 96],
-            "reaches to row 96 and column 96, the clip is 64 pixels high and 128 wide. It is y1, x1, y2, x2: "
-            "lower y2 and x2",
+            "reaches outside the frame, which is 64 pixels high and 128 wide. It is y1, x1, y2, x2: lower y2 and x2",
         ),
         (
             [0, 8, 64, 60],
             "holds no whole square of 32 × 32 pixels, the grid of the latents. Give multiples of 32",
         ),
-        ([0, 0, 64, 128], "is the whole frame (64 × 128): nothing is left to generate"),
+        ([0, 0, 64, 128], "is the whole frame (64 × 128): nothing is left to generate. Make it smaller"),
     ],
 )
 def test_a_region_that_the_frame_does_not_have(data: Path, region: list[int], text: str) -> None:

@@ -111,8 +111,8 @@ def test_a_given_video_is_there_although_no_video_is_generated(tmp_path: Path) -
         # A region outside the frame.
         (
             "{type: spatial_crop, video: a.mp4, spatial_region: [0, 0, 96, 64]}",
-            f"{AT}.spatial_region: reaches outside the frame, which is 64 high and 96 wide (given: [0, 0, 96, 64]). "
-            "It is y1, x1, y2, x2 in pixels of the sample.",
+            f"{AT}.spatial_region: reaches outside the frame, which is 64 pixels high and 96 wide "
+            "(given: [0, 0, 96, 64]). It is y1, x1, y2, x2: lower y2 and x2.",
         ),
         (
             "{type: spatial_crop, video: a.mp4, spatial_region: [0, 64, 32, 64]}",
@@ -121,8 +121,8 @@ def test_a_given_video_is_there_although_no_video_is_generated(tmp_path: Path) -
         ),
         (
             "{type: spatial_crop, video: a.mp4, spatial_region: [0, 0, 64, 96]}",
-            f"{AT}.spatial_region: is the whole frame: nothing would be left to generate (given: [0, 0, 64, 96]). "
-            "Make it smaller.",
+            f"{AT}.spatial_region: is the whole frame (64 × 96): nothing is left to generate "
+            "(given: [0, 0, 64, 96]). Make it smaller.",
         ),
         (
             "{type: spatial_crop, video: a.mp4, spatial_region: [0, 0, 64]}",

@@ -149,7 +149,8 @@ def test_all_of_them_are_told_together_before_a_model_is_loaded(media: Path) -> 
         (
             {"type": "spatial_crop", "video": "clip.mp4", "spatial_region": [8, 0, 56, 64]},
             {},
-            ".spatial_region: [8, 0, 56, 64]: no latent cell (32x32 pixels) lies wholly in it.\n  Use multiples of 32.",
+            ".spatial_region: [8, 0, 56, 64]: holds no whole square of 32 × 32 pixels, the grid of the "
+            "latents.\n  Give multiples of 32.",
         ),
         (
             {"type": "reference", "video": "clip.mp4", "downscale_factor": 3},
