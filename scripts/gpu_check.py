@@ -4,9 +4,9 @@
     .venv/bin/python scripts/gpu_check.py --json gpu_check.json
     .venv/bin/python scripts/gpu_check.py --tiny                # the same path on a CPU, with a tiny model
 
-The operations of a step are counted by `ltx_trainer_plus.measure.costs.flops`, which explains the count: matrix
-products only, a multiplication and its addition are two. "executed" has the second forward of gradient checkpointing
-in it (what the card really does), "useful" has not (what a step without checkpointing would need).
+The operations of a step are counted by `ltx_trainer_plus.measure.operations.flops`: matrix products only, a
+multiplication and its addition are two. "executed" has the second forward of gradient checkpointing in it (what the
+card really does), "useful" has not (what a step without checkpointing would need).
 """
 
 import argparse
@@ -26,6 +26,7 @@ from rich.table import Table
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.measure.activations import activations
 from ltx_trainer_plus.measure.bench import (
     BENCH_CPU,
     BENCH_CPU_MODEL,
@@ -38,7 +39,9 @@ from ltx_trainer_plus.measure.bench import (
     step_seconds,
     trainer_step,
 )
-from ltx_trainer_plus.measure.costs import Parameters, Workload, activations, flops
+from ltx_trainer_plus.measure.costs import Parameters
+from ltx_trainer_plus.measure.operations import flops
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
@@ -134,7 +137,7 @@ def training(setting: Setting, handle: ModelHandle, config: TrainerConfig) -> li
                 continue
             handle.meta_module.gradient_checkpointing = checkpointing
             operations = flops(
-                bare, setting.work, lora_targets=targets, rank=config.lora.rank, checkpointing=checkpointing
+                model, setting.work, lora_targets=targets, rank=config.lora.rank, checkpointing=checkpointing
             )
             try:
                 rows.append({"name": name, **_measured(setting, step)})

@@ -19,7 +19,7 @@ from ltx_trainer_plus.flow.positions import (
     patchify_video,
     video_positions,
 )
-from ltx_trainer_plus.measure.costs import Workload
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.modality import Modality
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import LTXTransformer, transformer_on_meta

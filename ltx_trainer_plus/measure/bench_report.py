@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ltx_trainer_plus.measure.costs import Workload
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.parallel.plan import Layout
 
 

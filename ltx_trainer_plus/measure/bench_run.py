@@ -17,7 +17,8 @@ import torch
 from ltx_trainer_plus.errors import UsageError
 from ltx_trainer_plus.measure.bench import BENCH_CPU, BENCH_CPU_MODEL, random_inputs
 from ltx_trainer_plus.measure.bench_report import Measured, Variant
-from ltx_trainer_plus.measure.costs import Parameters, Workload
+from ltx_trainer_plus.measure.costs import Parameters
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import transformer_on_meta
 

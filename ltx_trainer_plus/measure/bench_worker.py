@@ -23,7 +23,7 @@ from ltx_trainer_plus.measure.bench import (
     trainer_step,
 )
 from ltx_trainer_plus.measure.bench_report import Measured, Variant
-from ltx_trainer_plus.measure.costs import Workload
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.collectives import broadcast_object
 from ltx_trainer_plus.parallel.ending import run_and_exit

@@ -9,18 +9,10 @@ from rich.table import Table
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.flow.positions import LatentGeometry
-from ltx_trainer_plus.measure.costs import (
-    Activations,
-    Flops,
-    Layout,
-    LayoutCost,
-    Machine,
-    Parameters,
-    Workload,
-    activations,
-    flops,
-    layout_cost,
-)
+from ltx_trainer_plus.measure.activations import Activations, activations
+from ltx_trainer_plus.measure.costs import Layout, LayoutCost, Machine, Parameters, layout_cost
+from ltx_trainer_plus.measure.operations import Flops, flops
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.models import transformer_on_meta
 from ltx_trainer_plus.models.lora import lora_target_names
 from ltx_trainer_plus.models.reach import reachable_parameters
@@ -53,7 +45,9 @@ def estimate(model: dict[str, Any], config: TrainerConfig, work: Workload, gpus:
         targets = lora_target_names(transformer, config.lora.target_modules, reachable)
     parameters = Parameters.of(transformer, lora_targets=targets, rank=config.lora.rank)
     checkpointing = optimization.enable_gradient_checkpointing
-    operations = flops(transformer, work, lora_targets=targets, rank=config.lora.rank, checkpointing=checkpointing)
+    operations = flops(
+        transformer.config, work, lora_targets=targets, rank=config.lora.rank, checkpointing=checkpointing
+    )
     dtype = torch.bfloat16 if config.acceleration.mixed_precision_mode == "bf16" else torch.float32
 
     def kept(weights: torch.dtype) -> Activations:

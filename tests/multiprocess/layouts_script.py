@@ -25,7 +25,7 @@ import ltx_trainer_plus.step.train_step as step_module
 import ltx_trainer_plus.trainer as trainer_module
 import ltx_trainer_plus.validation.runner as runner_module
 from ltx_trainer_plus.measure.bench import bench_config, random_batch, trainer_step
-from ltx_trainer_plus.measure.costs import Workload
+from ltx_trainer_plus.measure.workload import Workload
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.collectives import gather_objects
 from ltx_trainer_plus.parallel.ending import run_and_exit
