@@ -47,8 +47,8 @@ class Trainer:
         self._lora = config.lora if config.model.training_mode == "lora" else None
         if started_by_single_process_launcher():
             follow_parent_death()
-        self.topology = Topology.start(config.device)
-        self.plan = ParallelPlan.decide(config, self.topology, LaunchRequest.read())
+        self.plan = ParallelPlan.decide(config, Topology.start(config.device), LaunchRequest.read())
+        self.topology = self.plan.topology
 
     def check(self) -> Preflight:
         """Find what is wrong with the run, from metadata, without starting it.
@@ -161,8 +161,8 @@ class Trainer:
                         facts.dataset,
                         SampleStream(facts.dataset.shapes, seed=config.seed, shape_group=data.shape_group),
                         start_position=data.position,
-                        rank=topology.rank,
-                        world_size=topology.world_size,
+                        data_rank=topology.data_rank,
+                        data_ranks=topology.data_ranks,
                         batch_size=config.optimization.batch_size,
                         accumulation=config.optimization.gradient_accumulation_steps,
                         workers=config.data.num_dataloader_workers,

@@ -77,7 +77,7 @@ class Batch:
         audio_latent: (B, C, T, M) or None.
         masks, references: by the name of their folder, with a leading B.
         replaced: names of samples that could not be read; others among `names` stand in for them.
-        ends_step: True when nothing more is added to this rank's optimizer step: synchronise gradients, step.
+        ends_step: True when nothing more is added to this data rank's optimizer step: synchronise gradients, step.
     """
 
     names: tuple[str, ...]

@@ -30,8 +30,8 @@ def training_loader(
     stream: SampleStream,
     *,
     start_position: int,
-    rank: int,
-    world_size: int,
+    data_rank: int,
+    data_ranks: int,
     batch_size: int,
     accumulation: int,
     workers: int,
@@ -39,7 +39,7 @@ def training_loader(
     skip_unreadable: bool = False,
     sequence_key: Callable[[int], Hashable] | None = None,
 ) -> Generator[Batch]:
-    """Endless batches of one rank, from the global batch that begins at `start_position` of the stream.
+    """Endless batches of one data rank, from the global batch that begins at `start_position` of the stream.
 
     A micro-batch is one `Batch`, or several where its groups differ in shape or in the references that they drew (only
     possible when `stream.shape_group` is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer
@@ -59,18 +59,10 @@ def training_loader(
     order = micro_batches(
         stream,
         start_position=start_position,
-        rank=rank,
-        world_size=world_size,
+        data_rank=data_rank,
+        data_ranks=data_ranks,
         batch_size=batch_size,
     )
-    global_batch = batch_size * world_size * accumulation
-    if rank == 0 and len(dataset) < global_batch:
-        logger.warning(
-            "The data set has %d samples and a step takes %d: samples come round again within a step, each time with "
-            "noise of their own.",
-            len(dataset),
-            global_batch,
-        )
     loader = DataLoader(
         _BatchReader(dataset, stream.shapes, skip_unreadable=skip_unreadable),
         batch_size=None,

@@ -11,9 +11,9 @@ class DataPosition:
     """How a run takes samples from the stream.
 
     Attributes:
-        batch_size: samples in a micro-batch of one process.
+        batch_size: samples in a micro-batch of one data rank.
         accumulation: micro-batches in an optimizer step.
-        world_size: number of processes.
+        data_ranks: parts that a global batch is dealt to.
         shape_group: samples of one shape that stay together in the stream's order.
         data_set: what tells one data set from another (`data_set_key`).
         step, position: optimizer steps done when the run (or its last resume) began, and where in the stream that was.
@@ -21,7 +21,7 @@ class DataPosition:
 
     batch_size: int
     accumulation: int
-    world_size: int
+    data_ranks: int
     shape_group: int
     data_set: str
     step: int = 0
@@ -30,7 +30,16 @@ class DataPosition:
     @property
     def global_batch(self) -> int:
         """Samples in an optimizer step."""
-        return self.batch_size * self.accumulation * self.world_size
+        return self.batch_size * self.accumulation * self.data_ranks
+
+    def repeats(self, samples: int) -> str | None:
+        """A note where a data set of so many samples does not fill a step."""
+        if samples >= self.global_batch:
+            return None
+        return (
+            f"The data set has {samples} samples and a step takes {self.global_batch}: samples come round again within "
+            "a step, each time with noise of their own."
+        )
 
     def at(self, step: int) -> int:
         """Position of the first sample after `step` optimizer steps."""
@@ -42,7 +51,8 @@ class DataPosition:
             "position": self.at(step),
             "batch_size": self.batch_size,
             "accumulation": self.accumulation,
-            "world_size": self.world_size,
+            # The format is older than the difference between the two.
+            "world_size": self.data_ranks,
             "shape_group": self.shape_group,
             "data_set": self.data_set,
         }
@@ -58,7 +68,8 @@ class DataPosition:
         Returns:
             The position, and what of the loss curve will not be as it would have been: a line each.
         """
-        earlier = DataPosition(**{key: value for key, value in saved.items() if key != "position"})
+        names = {"world_size": "data_ranks"}
+        earlier = DataPosition(**{names.get(key, key): value for key, value in saved.items() if key != "position"})
         result = replace(self, step=step, position=int(saved["position"]))
         if may_regroup and _aligned(self.batch_size, earlier.shape_group):
             result = replace(result, shape_group=earlier.shape_group)
@@ -80,7 +91,7 @@ class DataPosition:
     def _described(self) -> str:
         return (
             f"{self.global_batch} ({self.batch_size} per process x {self.accumulation} micro-batches x "
-            f"{self.world_size} processes)"
+            f"{self.data_ranks} processes)"
         )
 
 
@@ -95,14 +106,14 @@ def _aligned(batch_size: int, group: int) -> bool:
 
 def _restoring(now: DataPosition, wanted: int) -> str:
     """What would make the global batch `wanted` again."""
-    accumulation, rest = divmod(wanted, now.batch_size * now.world_size)
+    accumulation, rest = divmod(wanted, now.batch_size * now.data_ranks)
     if not rest:
         return f"optimization.gradient_accumulation_steps={accumulation} would restore it."
-    per_process, rest = divmod(wanted, now.world_size)
+    per_data_rank, rest = divmod(wanted, now.data_ranks)
     if rest:
-        return f"No accumulation restores it on {now.world_size} processes: use a number that divides {wanted}."
-    batch_size = max(size for size in range(1, min(now.batch_size, per_process) + 1) if per_process % size == 0)
+        return f"No accumulation restores it on {now.data_ranks} processes: use a number that divides {wanted}."
+    batch_size = max(size for size in range(1, min(now.batch_size, per_data_rank) + 1) if per_data_rank % size == 0)
     return (
         f"optimization.batch_size={batch_size} with optimization.gradient_accumulation_steps="
-        f"{per_process // batch_size} would restore it."
+        f"{per_data_rank // batch_size} would restore it."
     )

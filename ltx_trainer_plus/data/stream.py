@@ -70,12 +70,12 @@ class SampleStream:
 
 
 def micro_batches(
-    stream: SampleStream, *, start_position: int, rank: int, world_size: int, batch_size: int
+    stream: SampleStream, *, start_position: int, data_rank: int, data_ranks: int, batch_size: int
 ) -> Iterator[list[tuple[int, int]]]:
-    """What one rank trains on: for each micro-batch, (index in the data set, position in the stream) of its samples.
+    """What one data rank trains on: of each micro-batch the samples, as (index in the data set, stream position).
 
-    The stream is cut into global batches; the first micro-batch of one goes to the first micro-step of rank 0, the
-    next to that of rank 1, and so on. Endless.
+    The stream is cut into global batches; the first micro-batch of one goes to the first micro-step of data rank 0,
+    the next to that of data rank 1, and so on. Endless.
 
     Args:
         start_position: where in the stream the first global batch begins.
@@ -88,13 +88,13 @@ def micro_batches(
             f"data.shape_group: groups of {stream.shape_group} samples and micro-batches of {batch_size} do not align. "
             f"Set data.shape_group to a divisor of optimization.batch_size ({batch_size}), or leave it out."
         )
-    return _micro_batches(stream, start_position, rank, world_size, batch_size)
+    return _micro_batches(stream, start_position, data_rank, data_ranks, batch_size)
 
 
 def _micro_batches(
-    stream: SampleStream, start_position: int, rank: int, world_size: int, batch_size: int
+    stream: SampleStream, start_position: int, data_rank: int, data_ranks: int, batch_size: int
 ) -> Iterator[list[tuple[int, int]]]:
-    first = start_position + rank * batch_size
+    first = start_position + data_rank * batch_size
     while True:
         yield [(stream.item(position), position) for position in range(first, first + batch_size)]
-        first += world_size * batch_size
+        first += data_ranks * batch_size

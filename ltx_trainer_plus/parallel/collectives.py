@@ -47,6 +47,11 @@ def gather_objects(value: T, topology: Topology) -> list[T]:
     return boxes
 
 
+def gather_from_data_ranks(value: T, topology: Topology) -> list[T]:
+    """One value of every data rank, in their order, on every process: what its leading process passed."""
+    return gather_objects(value, topology)[:: topology.processes_per_data_rank]
+
+
 def any_process(value: bool, topology: Topology) -> bool:
     """Whether the value is true on some process; every process gets the same answer. Waits for the device."""
     if topology.world_size == 1:

@@ -129,12 +129,21 @@ class LaunchRequest:
 class Topology:
     """This process's place in the run.
 
+    Whatever is about samples (which ones, how many, how often they count) asks for the data axis: `data_rank`,
+    `data_ranks`, `leads_data_rank`. The processes of one data rank work on the same samples with the same draws.
+    Gradients are averaged over all processes, and equal ones of a data rank leave the average as it is.
+
     Attributes:
         rank: global index, 0 is the main process.
         local_rank: index on this host.
         world_size: number of processes in the run.
         device: where this process computes.
         hosts: number of machines that the processes are spread over.
+        processes_per_data_rank: size of all other axes together. These processes are neighbours, because they talk
+            most, and a host's connections are the fastest.
+
+    Raises:
+        ValueError: the processes cannot be divided so.
     """
 
     rank: int
@@ -142,11 +151,34 @@ class Topology:
     world_size: int
     device: torch.device
     hosts: int = 1
+    processes_per_data_rank: int = 1
+
+    def __post_init__(self) -> None:
+        if self.world_size % self.processes_per_data_rank:
+            raise ValueError(
+                f"{self.world_size} processes cannot be divided into data ranks of {self.processes_per_data_rank}. "
+                f"Launch a multiple of {self.processes_per_data_rank} processes."
+            )
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files, logs and talks to the user."""
         return self.rank == 0
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of parts that a global batch is dealt to."""
+        return self.world_size // self.processes_per_data_rank
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them is this process's."""
+        return self.rank // self.processes_per_data_rank
+
+    @property
+    def leads_data_rank(self) -> bool:
+        """Whether this process counts its data rank's samples, and writes what is made of them."""
+        return self.rank % self.processes_per_data_rank == 0
 
     @classmethod
     def start(cls, device: Literal["auto", "cpu"] = "auto") -> "Topology":

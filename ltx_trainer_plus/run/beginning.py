@@ -52,7 +52,7 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
     fresh = DataPosition(
         batch_size=optimization.batch_size,
         accumulation=optimization.gradient_accumulation_steps,
-        world_size=topology.world_size,
+        data_ranks=topology.data_ranks,
         shape_group=config.shape_group,
         data_set=data_set_key(samples),
     )
@@ -75,6 +75,8 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
             notes += data_notes
             # A branch into another folder is another run.
             wandb_id = info.get("wandb_id") if resuming else None
+        if repeats := data.repeats(len(samples)):
+            notes.append(repeats)
         stack.callback(RunFolder.open(config.output_dir, resuming=resuming).close)
         notes += [f"Removed {name}, left by a killed save" for name in store.clean()]
         if found is not None and resuming and (aside := store.set_aside_after(found.step)):

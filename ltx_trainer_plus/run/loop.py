@@ -142,7 +142,8 @@ class TrainingLoop:
         if wants_stop:
             window.request_stop()
         # The step before is reported while this one still computes: nothing here waits for the device.
-        unreported = _Unreported(step, window.reduce_async(), learning_rate, self._step.trace)
+        pending = window.reduce_async(counts_samples=self._topology.leads_data_rank)
+        unreported = _Unreported(step, pending, learning_rate, self._step.trace)
         stop = self._report()
         self._unreported = unreported
         # Alone there is nobody to agree with.

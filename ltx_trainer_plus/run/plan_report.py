@@ -22,8 +22,9 @@ def print_plan(config: TrainerConfig, plan: ParallelPlan, facts: Preflight, cons
 
 
 def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[tuple[str, str]]:
-    optimization, world = config.optimization, plan.topology.world_size
-    global_batch = optimization.batch_size * optimization.gradient_accumulation_steps * world
+    optimization, world, data_ranks = config.optimization, plan.topology.world_size, plan.topology.data_ranks
+    part = ("process", "processes") if data_ranks == world else ("data rank", "data ranks")
+    global_batch = optimization.batch_size * optimization.gradient_accumulation_steps * data_ranks
     dtype = str(plan.compute_dtype).removeprefix("torch.")
     rows = [
         ("model", f"{config.model.model_path}, {facts.num_blocks} blocks"),
@@ -47,8 +48,8 @@ def _rows(config: TrainerConfig, plan: ParallelPlan, facts: Preflight) -> list[t
         ("left out", "\n".join(f"{name}: {reason}" for name, reason in facts.dataset.skipped) or "nothing"),
         (
             "global batch",
-            f"{global_batch} = {optimization.batch_size} per process x {optimization.gradient_accumulation_steps} "
-            f"micro-batches x {world} processes",
+            f"{global_batch} = {optimization.batch_size} per {part[0]} x {optimization.gradient_accumulation_steps} "
+            f"micro-batches x {data_ranks} {part[1]}",
         ),
         ("steps per epoch", f"{epoch / global_batch:g}"),
         ("steps", f"{optimization.steps} ({optimization.steps * global_batch / epoch:.1f} epochs)"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ltx_trainer_plus.parallel.collectives import gather_objects
+from ltx_trainer_plus.parallel.collectives import gather_from_data_ranks
 from ltx_trainer_plus.parallel.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class TracedSample:
 
 @dataclass
 class StepTrace:
-    """What one rank trained on in a step, kept until the step is known to be good."""
+    """What one data rank trained on in a step, kept until the step is known to be good."""
 
     _parts: list[tuple[Sequence[str], Sequence[int], dict[str, Tensor], Tensor]] = field(default_factory=list)
 
@@ -80,7 +80,8 @@ class BadSteps:
             self.in_a_row = 0
             return
         self.in_a_row += 1
-        samples = [sample for rank in gather_objects(trace.samples(), self._topology) for sample in rank]
+        everyones = gather_from_data_ranks(trace.samples(), self._topology)
+        samples = [sample for rank in everyones for sample in rank]
         guilty = [sample for sample in samples if not math.isfinite(sample.loss)]
         what = (
             "The loss was not finite"

@@ -27,7 +27,8 @@ from ltx_trainer_plus.strategies.loss import Losses
 BUCKETS = 10
 """Sigma buckets: ten equal widths of [0, 1]; sigma 1 belongs to the last."""
 
-# One flat vector, so that a step costs one collective and one copy. Each stream has: samples, loss sum, samples per
+# One flat vector, so that a step costs one collective and one copy. From `_TOKENS` on it is about samples, before that
+# about processes: any of them may ask to stop. Each stream has: samples, loss sum, samples per
 # bucket, loss sum per bucket.
 _RANKS, _STOP, _SKIPPED, _GRAD_NORM, _TOKENS, _SAMPLES, _LOSS, _REPLACED = range(8)
 _STREAM = 2 + 2 * BUCKETS
@@ -76,8 +77,14 @@ class MetricWindow:
         """This rank wants to stop (a signal came): every rank reads it in the same step's metrics."""
         self._sums[_STOP].add_(1)
 
-    def reduce_async(self) -> "PendingMetrics":
-        """Start summing over the ranks and copying out; the window is done with. Collective: every rank calls it."""
+    def reduce_async(self, *, counts_samples: bool = True) -> "PendingMetrics":
+        """Start summing over the ranks and copying out; the window is done with. Collective: every rank calls it.
+
+        Args:
+            counts_samples: False where another process of this data rank counts the same samples.
+        """
+        if not counts_samples:
+            self._sums[_TOKENS:].zero_()
         # Asked of the process group itself: a wrong answer would leave every rank with its own numbers, unnoticed.
         is_distributed = dist.is_available() and dist.is_initialized()
         if self._device.type != "cuda":

@@ -29,7 +29,7 @@ class TrainStep:
         seed: with a sample's position in the data stream, the key of its noise and sigmas.
         has_dropout: the model draws from the device's generator.
         average: the moving average that takes in the weights after each step.
-        samples: of this rank in a step, over all its micro-batches.
+        samples: of this data rank in a step, over all its micro-batches.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """The held-out loss: how well the model predicts samples that it is never trained on, at fixed noise and sigmas."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,7 +13,7 @@ from ltx_trainer_plus.data.stream import keyed_generator
 from ltx_trainer_plus.flow.timesteps import sample_sigma
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.parallel.collectives import gather_objects
+from ltx_trainer_plus.parallel.collectives import gather_from_data_ranks
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.strategies.flexible import Draws, FlexibleStrategy
 from ltx_trainer_plus.strategies.loss import training_loss
@@ -84,14 +85,14 @@ class HeldOutLoss:
             The same on every rank.
         """
         items = range(len(self._dataset) * self._levels)
-        rank, world_size = self._topology.rank, self._topology.world_size
-        own = items[rank::world_size]
+        data_ranks = self._topology.data_ranks
+        own = items[self._topology.data_rank :: data_ranks]
         with handle.evaluating():
             results = [(item, self._losses(handle, item)) for item in own]
             # Every rank runs the same number of forwards, because a forward of a sharded model needs all ranks.
-            for _ in range(-(-len(items) // world_size) - len(own)):
+            for _ in range(-(-len(items) // data_ranks) - len(own)):
                 self._losses(handle, 0)
-        everyones = sorted(result for ranks in gather_objects(results, self._topology) for result in ranks)
+        everyones = sorted(itertools.chain.from_iterable(gather_from_data_ranks(results, self._topology)))
         video = _mean([losses[0] for _, losses in everyones])
         audio = _mean([losses[1] for _, losses in everyones])
         return HeldOutScore((video or 0.0) + (audio or 0.0), video, audio)

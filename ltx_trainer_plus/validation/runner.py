@@ -107,7 +107,8 @@ class ValidationRunner:
                 with handle.evaluating():
                     denoised = self._denoise_all(handle)
                 # Only now, so that no rank's forward waits for another rank's decoding.
-                self._write_own(denoised[: len(self._own())], step, files)
+                if self._topology.leads_data_rank:
+                    self._write_own(denoised[: len(self._own())], step, files)
             except Exception as error:
                 failure = error
         self._progress.validation_done()
@@ -125,7 +126,7 @@ class ValidationRunner:
         step: int,
         files: list[SampleFile],
     ) -> None:
-        """Decode and write this rank's samples; what is written is noted in `files`."""
+        """Decode and write this data rank's samples; what is written is noted in `files`."""
         decoder = SampleDecoder(self._model_path, self._geometry, self._topology.device)
         for request, (video, audio) in denoised:
             if self._should_stop is not None and self._should_stop():
@@ -138,21 +139,21 @@ class ValidationRunner:
             files.append(SampleFile(path, request.prompt, request.index + 1, request.frame_rate))
 
     def _own(self) -> tuple[SampleRequest, ...]:
-        """The samples that this rank makes."""
-        return self._requests[self._topology.rank :: self._topology.world_size]
+        """The samples that this data rank makes."""
+        return self._requests[self._topology.data_rank :: self._topology.data_ranks]
 
     def _dealt(self) -> tuple[SampleRequest, ...]:
-        """The samples that this rank denoises: its own, and where others have one more, once more the first.
+        """The samples that this data rank denoises: its own, and where others have one more, once more the first.
 
         Every rank runs the same number of forwards, because a forward of a sharded model needs all ranks.
         """
         own = self._own()
-        rounds = -(-len(self._requests) // self._topology.world_size)
+        rounds = -(-len(self._requests) // self._topology.data_ranks)
         return own + self._requests[: rounds - len(own)]
 
     def _forwards_of_round(self, number: int) -> Forwards:
         """What some rank needs in a round, so that all of them run as many forwards."""
-        ranks = self._topology.world_size
+        ranks = self._topology.data_ranks
         together = self._forwards[number * ranks : (number + 1) * ranks]
         if len(together) < ranks:
             together = [*together, self._forwards[0]]

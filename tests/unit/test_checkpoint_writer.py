@@ -76,7 +76,7 @@ def writer(store: CheckpointStore, handle: ModelHandle, **checkpoints: Any) -> C
         torch.optim.lr_scheduler.ConstantLR(optimizer),
         average=None,
         metadata={},
-        data=DataPosition(batch_size=1, accumulation=1, world_size=1, shape_group=1, data_set="x"),
+        data=DataPosition(batch_size=1, accumulation=1, data_ranks=1, shape_group=1, data_set="x"),
         info={},
     )
 

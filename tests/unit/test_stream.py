@@ -14,14 +14,14 @@ LAYOUTS = [(1, 4, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2)]  # 
 
 def steps(stream: SampleStream, layout: tuple[int, int, int], *, start: int, count: int) -> list[list[tuple[int, int]]]:
     """(index, position) of every sample of each optimizer step, all ranks together, sorted by position."""
-    world_size, batch_size, accumulation = layout
+    data_ranks, batch_size, accumulation = layout
     result: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for rank in range(world_size):
+    for rank in range(data_ranks):
         own = micro_batches(
             stream,
-            start_position=start * world_size * batch_size * accumulation,
-            rank=rank,
-            world_size=world_size,
+            start_position=start * data_ranks * batch_size * accumulation,
+            data_rank=rank,
+            data_ranks=data_ranks,
             batch_size=batch_size,
         )
         for i, micro_batch in enumerate(islice(own, count * accumulation)):
@@ -55,8 +55,8 @@ def test_stopping_within_an_epoch_leaves_the_rest_of_its_order() -> None:
     resumed = micro_batches(
         SampleStream(["x"] * 8, seed=0, shape_group=1),
         start_position=8 + 3,
-        rank=0,
-        world_size=1,
+        data_rank=0,
+        data_ranks=1,
         batch_size=1,
     )
     assert [batch[0][0] for batch in islice(resumed, 13)] == order[11:]
@@ -67,8 +67,8 @@ def test_steps_micro_steps_and_epochs_do_not_mix() -> None:
     """100 batches an epoch, accumulation 4, stopped at step 500: 2,000 micro-batches are 20 epochs."""
     stream = SampleStream(["x"] * 200, seed=0, shape_group=2)
     assert stream.epoch_length == 200
-    data = DataPosition(batch_size=2, accumulation=4, world_size=1, shape_group=2, data_set="")
-    micro_batch = next(micro_batches(stream, start_position=data.at(500), rank=0, world_size=1, batch_size=2))
+    data = DataPosition(batch_size=2, accumulation=4, data_ranks=1, shape_group=2, data_set="")
+    micro_batch = next(micro_batches(stream, start_position=data.at(500), data_rank=0, data_ranks=1, batch_size=2))
     assert [position for _, position in micro_batch] == [4000, 4001]
     assert divmod(micro_batch[0][1], stream.epoch_length) == (20, 0)
 
@@ -118,10 +118,27 @@ def test_one_clip_comes_round_again_and_again() -> None:
     assert [position for step in trained for _, position in step] == list(range(20))  # its noise differs every time
 
 
+def test_a_data_set_that_does_not_fill_a_step_is_said_to_come_round_again() -> None:
+    data = DataPosition(batch_size=2, accumulation=1, data_ranks=2, shape_group=2, data_set="")
+    assert data.repeats(1) == (
+        "The data set has 1 samples and a step takes 4: samples come round again within a step, each time with "
+        "noise of their own."
+    )
+    assert data.repeats(4) is None
+
+
+def test_a_saved_position_keeps_the_names_of_its_format() -> None:
+    data = DataPosition(batch_size=2, accumulation=1, data_ranks=3, shape_group=2, data_set="x")
+    saved = data.entries(5)
+    assert saved["world_size"] == 3
+    continued, notes = data.continued(5, saved, may_regroup=True)
+    assert (continued.at(5), continued.data_ranks, notes) == (30, 3, [])
+
+
 def test_groups_that_do_not_align_with_micro_batches_are_refused() -> None:
     stream = SampleStream(["x"] * 8, seed=0, shape_group=3)
     with pytest.raises(ValueError, match=r"data\.shape_group: groups of 3 samples and micro-batches of 4"):
-        micro_batches(stream, start_position=0, rank=0, world_size=1, batch_size=4)
+        micro_batches(stream, start_position=0, data_rank=0, data_ranks=1, batch_size=4)
 
 
 def test_an_empty_data_set_is_refused() -> None:
