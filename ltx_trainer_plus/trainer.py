@@ -92,7 +92,7 @@ class Trainer:
                     beginning.folder,
                     topology.device,
                     start_step=start,
-                    resume_id=beginning.wandb_id,
+                    resume_ids=beginning.tracker_ids,
                     is_main=topology.is_main,
                 )
             )
@@ -126,7 +126,10 @@ class Trainer:
                 average,
                 metadata=facts.reference_scale.as_metadata(),
                 data=data,
-                info={"config": config_as_dict(config), "wandb_id": tracker.wandb_id},
+                info={
+                    "config": config_as_dict(config),
+                    **{f"{name}_id": tracker_id for name, tracker_id in tracker.ids.items()},
+                },
             )
             stack.push(lambda kind, *_: None if kind is KeyboardInterrupt else saver.close())
             validation = None
@@ -187,8 +190,8 @@ class Trainer:
                         advice = "It cannot be continued, because checkpoints.save_training_state is off."
                     tracker.progress.say(f"Stopped by {stop.name} after step {result.step}. {advice}")
                 tracker.progress.say(f"Saved: {result.weights or 'nothing'}")
-                if tracker.wandb_location is not None:
-                    tracker.progress.say(f"W&B: {tracker.wandb_location}")
+                for title, location in tracker.locations.items():
+                    tracker.progress.say(f"{title}: {location}")
         return result
 
     def _encode_conditions(self, facts: Preflight) -> tuple[GivenSample, ...]:

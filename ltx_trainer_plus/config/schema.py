@@ -103,9 +103,13 @@ class WandbConfig(Section):
 
 
 class TrackingConfig(Section):
-    """What is logged besides W&B, and how often: every `log_every` steps."""
+    """What is logged, and where to besides the run folder.
 
-    log_every: int = Field(default=1, ge=1)
+    `backends`: wandb, tensorboard, or the dotted path of a module that is one. `wandb.enabled: true` adds wandb.
+    """
+
+    log_every: int = Field(default=1, ge=1)  # steps
+    backends: Annotated[tuple[_Name, ...], FromList] = ()
 
 
 class TrainerConfig(Section):
@@ -126,6 +130,11 @@ class TrainerConfig(Section):
     device: Literal["auto", "cpu"] = "auto"  # cpu: also where there is a GPU
     seed: Seed = 42
     output_dir: LocalPath = Path("outputs")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The backends that record this run, each once."""
+        return tuple(dict.fromkeys((*(["wandb"] if self.wandb.enabled else []), *self.tracking.backends)))
 
     @property
     def shape_group(self) -> int:

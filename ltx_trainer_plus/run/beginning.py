@@ -25,6 +25,7 @@ class Beginning:
 
     Attributes:
         store: of the run folder's checkpoints.
+        tracker_ids: the recorded runs to continue, by backend.
     """
 
     folder: RunFolder
@@ -32,7 +33,7 @@ class Beginning:
     found: Found | None
     state: TrainingState | None
     data: DataPosition
-    wandb_id: str | None
+    tracker_ids: dict[str, str]
 
 
 def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[str], stack: ExitStack) -> Beginning:
@@ -57,8 +58,9 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
         data_set=data_set_key(samples),
     )
 
-    def prepare_folder() -> tuple[Found | None, DataPosition, str | None]:
-        found, data, wandb_id = None, fresh, None
+    def prepare_folder() -> tuple[Found | None, DataPosition, dict[str, str]]:
+        found, data = None, fresh
+        tracker_ids: dict[str, str] = {}
         notes: list[str] = []
         if config.model.load_checkpoint is not None:
             found = find_checkpoint(config.model.load_checkpoint, folder, weights_only=config.checkpoints.no_resume)
@@ -74,7 +76,8 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
             data, data_notes = fresh.continued(found.step, info["data"], may_regroup=config.data.shape_group is None)
             notes += data_notes
             # A branch into another folder is another run.
-            wandb_id = info.get("wandb_id") if resuming else None
+            if resuming:
+                tracker_ids = {name: saved for name in config.trackers if (saved := info.get(f"{name}_id"))}
         if repeats := data.repeats(len(samples)):
             notes.append(repeats)
         stack.callback(RunFolder.open(config.output_dir, resuming=resuming).close)
@@ -84,8 +87,8 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
         save_config(config, folder.config)
         for note in notes:
             logger.warning(note)
-        return found, data, wandb_id
+        return found, data, tracker_ids
 
-    found, data, wandb_id = from_main(prepare_folder, topology)
+    found, data, tracker_ids = from_main(prepare_folder, topology)
     state = read_state(found.state) if found is not None and found.state is not None else None
-    return Beginning(folder, store, found, state, data, wandb_id)
+    return Beginning(folder, store, found, state, data, tracker_ids)

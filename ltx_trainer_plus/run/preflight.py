@@ -21,6 +21,7 @@ from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.transformer import LTXTransformer
 from ltx_trainer_plus.step.optimizers import optimizer_problems
 from ltx_trainer_plus.strategies.checks import condition_problems, reference_scale
+from ltx_trainer_plus.tracking.backend import backend_problems
 from ltx_trainer_plus.validation.checks import check_validation
 from ltx_trainer_plus.validation.condition_files import check_condition_files
 from ltx_trainer_plus.validation.requests import sample_requests, with_reference_scale
@@ -58,7 +59,7 @@ def check_run(config: TrainerConfig) -> Preflight:
     Raises:
         ConfigError: with all problems that were found.
     """
-    problems: list[Problem] = optimizer_problems(config.optimization)
+    problems = [*optimizer_problems(config.optimization), *backend_problems(config)]
     try:
         transformer = transformer_on_meta(config.model.model_path)
     except (OSError, ValueError) as error:

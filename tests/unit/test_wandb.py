@@ -5,7 +5,6 @@ import logging
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,11 @@ from ltx_trainer_plus.config import TrainerConfig, load_config
 from ltx_trainer_plus.media.audio import write_wav
 from ltx_trainer_plus.media.image import write_png
 from ltx_trainer_plus.media.video import read_video, write_video
-from ltx_trainer_plus.tracking.wandb import WandbRun
+from ltx_trainer_plus.tracking.backend import Media, RecordedRun, Recorder
 
 
-@dataclass(frozen=True)
-class File:
-    path: Path
-    prompt: str
-    index: int
+def record(config: TrainerConfig, folder: Path, resume_id: str | None = None) -> Recorder:
+    return Recorder("wandb", RecordedRun(config, folder, resume_id=resume_id))
 
 
 @pytest.fixture
@@ -87,7 +83,7 @@ def media_files(folder: Path, pattern: str) -> list[Path]:
 def test_an_offline_run_lies_in_the_run_folder_with_the_resolved_configuration(
     tmp_path: Path, config: TrainerConfig
 ) -> None:
-    run = WandbRun(config, tmp_path)
+    run = record(config, tmp_path)
     assert run.id
     assert run.location
     assert Path(run.location).parent == tmp_path / "wandb"
@@ -106,7 +102,7 @@ def run_id(folder: Path) -> str:
 def test_a_validation_logged_after_later_training_steps_is_retained_at_its_own_step(
     tmp_path: Path, config: TrainerConfig
 ) -> None:
-    run = WandbRun(config, tmp_path)
+    run = record(config, tmp_path)
     run.log({"loss": 1.0}, step=5)
     run.log({"loss": 0.5}, step=6)
     run.log({"validation/loss": 0.7}, step=5)
@@ -129,8 +125,8 @@ def test_a_sample_is_the_file_itself_bright_at_its_own_frame_rate_with_its_promp
     path.parent.mkdir()
     write_video(path, frames, 24)
 
-    run = WandbRun(config, tmp_path)
-    run.log_samples([File(path, "a bright wall", 1)], step=5)
+    run = record(config, tmp_path)
+    run.log_media([Media("samples/1", path, "a bright wall")], step=5)
     run.finish()
     (line,) = history(tmp_path)
     assert line["step"] == 5
@@ -147,8 +143,10 @@ def test_a_sample_is_the_file_itself_bright_at_its_own_frame_rate_with_its_promp
 def test_sound_and_still_samples_are_logged_as_such(tmp_path: Path, config: TrainerConfig) -> None:
     write_wav(tmp_path / "a.wav", torch.zeros(2, 1600), 16000)
     write_png(tmp_path / "b.png", torch.zeros(32, 48, 3, dtype=torch.uint8).numpy())
-    run = WandbRun(config, tmp_path)
-    run.log_samples([File(tmp_path / "a.wav", "hum", 1), File(tmp_path / "b.png", "still", 2)], step=1)
+    run = record(config, tmp_path)
+    run.log_media(
+        [Media("samples/1", tmp_path / "a.wav", "hum"), Media("samples/2", tmp_path / "b.png", "still")], step=1
+    )
     run.finish()
     assert len(history(tmp_path)) == 1
     assert len(media_files(tmp_path, "audio/**/*.wav")) == 1
@@ -158,37 +156,26 @@ def test_sound_and_still_samples_are_logged_as_such(tmp_path: Path, config: Trai
 def test_samples_are_left_out_where_the_configuration_says_so(tmp_path: Path, config: TrainerConfig) -> None:
     write_png(tmp_path / "b.png", torch.zeros(32, 48, 3, dtype=torch.uint8).numpy())
     quiet = config.model_copy(update={"wandb": config.wandb.model_copy(update={"log_validation_videos": False})})
-    run = WandbRun(quiet, tmp_path)
-    run.log_samples([File(tmp_path / "b.png", "still", 1)], step=1)
+    run = record(quiet, tmp_path)
+    run.log_media([Media("samples/1", tmp_path / "b.png", "still")], step=1)
     run.finish()
     assert history(tmp_path) == []
     assert not media_files(tmp_path, "**/*.png")
 
 
 def test_a_resumed_run_keeps_its_id(tmp_path: Path, config: TrainerConfig) -> None:
-    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run = record(config, tmp_path, resume_id="abcd1234")
     assert run.id == "abcd1234"
     run.finish()
-
-
-def test_switched_off_or_in_another_process_nothing_happens(tmp_path: Path, config: TrainerConfig) -> None:
-    off = config.model_copy(update={"wandb": config.wandb.model_copy(update={"enabled": False})})
-    for run in (WandbRun(off, tmp_path), WandbRun(None)):
-        run.log({"loss": 1.0}, step=1)
-        run.log_samples([File(tmp_path / "missing.mp4", "", 1)], step=1)
-        run.finish()
-        assert run.id is None
-        assert run.location is None
-    assert not (tmp_path / "wandb").exists()
 
 
 def test_a_failure_in_the_middle_is_warned_of_once_and_stops_nothing(
     tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = WandbRun(config, tmp_path)
+    run = record(config, tmp_path)
     with caplog.at_level(logging.WARNING):
-        run.log_samples([File(tmp_path / "missing.mp4", "", 1)], step=1)
-        run.log_samples([File(tmp_path / "missing.mp4", "", 1)], step=2)
+        run.log_media([Media("samples/1", tmp_path / "missing.mp4", "")], step=1)
+        run.log_media([Media("samples/1", tmp_path / "missing.mp4", "")], step=2)
     run.log({"loss": 1.0}, step=3)
     run.finish()
     assert caplog.text.count("Training goes on") == 1
@@ -211,7 +198,7 @@ def test_an_unreachable_server_means_an_offline_run(
     tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_online(monkeypatch, "no route to host")
-    run = WandbRun(config, tmp_path)
+    run = record(config, tmp_path)
     run.log({"loss": 1.0}, step=1)
     run.finish()
     assert "no route to host" in caplog.text
@@ -223,7 +210,7 @@ def test_a_run_that_the_server_does_not_continue_is_named_and_recorded_offline(
     tmp_path: Path, config: TrainerConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_online(monkeypatch, "the run was deleted")
-    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run = record(config, tmp_path, resume_id="abcd1234")
     run.log({"loss": 1.0}, step=1)
     run.finish()
     assert "W&B could not continue run abcd1234 (the run was deleted)" in caplog.text
@@ -236,7 +223,7 @@ def test_another_run_than_the_one_to_continue_is_said(
 ) -> None:
     start = wandb.init
     monkeypatch.setattr(wandb, "init", lambda **options: start(**{**options, "id": "other567"}))
-    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run = record(config, tmp_path, resume_id="abcd1234")
     run.finish()
     assert "W&B could not continue run abcd1234; this is run other567." in caplog.text
 
@@ -248,7 +235,7 @@ def test_a_wandb_that_cannot_even_record_is_said_and_stops_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(wandb, "init", fails)
-    run = WandbRun(config, tmp_path, resume_id="abcd1234")
+    run = record(config, tmp_path, resume_id="abcd1234")
     run.log({"loss": 1.0}, step=1)
     run.finish()
     assert "W&B could not continue run abcd1234" in caplog.text
