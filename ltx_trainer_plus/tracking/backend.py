@@ -125,10 +125,9 @@ class Recorder:
 def backend_problems(config: TrainerConfig) -> Iterator[Problem]:
     """The backends of a run that do not exist, or whose library is not installed."""
     for name in config.trackers:
-        if name in config.tracking.backends:
-            path, given, without = "tracking.backends", name, f"take {name} out of tracking.backends"
-        else:
-            path, given, without = "wandb.enabled", True, "set wandb.enabled: false"
+        is_listed = name in config.tracking.backends
+        path, given = ("tracking.backends", name) if is_listed else ("wandb.enabled", True)
+        without = f"take {name} out of tracking.backends" if is_listed else "set wandb.enabled: false"
         try:
             module = _module(name)
         except ModuleNotFoundError as error:

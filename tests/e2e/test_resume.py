@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
@@ -259,3 +260,15 @@ def test_the_wandb_run_is_continued_and_a_branch_is_a_run_of_its_own(settings: S
     other = final_state(branch / "checkpoints", 4).info["wandb_id"]
     assert other
     assert other != first
+
+
+def test_tensorboard_shows_a_resumed_run_as_one_that_was_never_stopped(settings: Settings) -> None:
+    settings["tracking"] = {"backends": ["tensorboard"]}
+    folder = Path(settings["output_dir"])
+    train(settings)
+    train(settings, f"model.load_checkpoint={checkpoint(settings, 3)}", "optimization.steps=5")
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert shown == [(step, pytest.approx(loss)) for step, loss in enumerate(losses(folder), start=1)]
+    assert len(shown) == 5
