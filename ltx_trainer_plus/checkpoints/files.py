@@ -1,13 +1,14 @@
 """One safetensors file of a checkpoint: checked, written through to the disk, and what vouches for it later."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from ltx_trainer_plus.atomic import flush_to_disk
 
 Sums = dict[str, int | str]
 """`size` in bytes and `sha256` of a file."""
@@ -34,12 +35,3 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

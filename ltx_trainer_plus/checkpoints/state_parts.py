@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
+from ltx_trainer_plus.atomic import replacing
 from ltx_trainer_plus.checkpoints.files import Sums, check_finite, write_tensors
 from ltx_trainer_plus.checkpoints.state import TrainingState, part_name
 
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 _DONE = ".done"
 _FAILED = ".failed"
-_UNFINISHED = ".unfinished"
 _NO_REASON = "it could not be written, and neither could the reason: the disk is probably full"
 _POLL_SECONDS = 0.05
 # A run that fails in one process alone leaves the others writing, and their parts are worth a while. But a launcher
@@ -40,9 +40,8 @@ def write_part(folder: Path, state: TrainingState) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         check_finite(path.name, state.tensors)
         word = json.dumps(write_tensors(path, state.tensors, state.metadata()))
-        unfinished = folder / f"{path.name}{_UNFINISHED}"
-        unfinished.write_text(word)
-        os.replace(unfinished, folder / f"{path.name}{_DONE}")
+        with replacing(folder / f"{path.name}{_DONE}") as unfinished:
+            unfinished.write_text(word)
     except Exception as error:
         _say_failed(path, f"{type(error).__name__}: {error}")
 
@@ -89,7 +88,7 @@ def _has_word(path: Path) -> bool:
 
 
 def _say_failed(path: Path, reason: str) -> None:
-    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
+    unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         # On a full disk this makes the room that the word needs.
         path.unlink(missing_ok=True)
@@ -97,6 +96,7 @@ def _say_failed(path: Path, reason: str) -> None:
         unfinished.write_text("")
         with suppress(OSError):
             unfinished.write_text(reason)
+        # Not `replacing`: what waits for the disk fails where it is full, and the word must come through.
         os.replace(unfinished, path.with_name(f"{path.name}{_FAILED}"))
     except OSError as error:
         logger.error("%s could not be written (%s), and the main process could not be told (%s).", path, reason, error)

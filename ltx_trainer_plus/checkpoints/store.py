@@ -20,7 +20,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from ltx_trainer_plus.checkpoints.files import NotFiniteError, Sums, check_finite, flush_to_disk, sha256, write_tensors
+from ltx_trainer_plus.atomic import flush_to_disk, remove_unfinished, replacing
+from ltx_trainer_plus.checkpoints.files import NotFiniteError, Sums, check_finite, sha256, write_tensors
 from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from ltx_trainer_plus.checkpoints.state_parts import await_parts, write_part
 
@@ -158,10 +159,8 @@ class CheckpointStore:
 
     def set_best(self, step: int, loss: float) -> None:
         """From now on retention spares the checkpoint of `step`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f"{_BEST}{_TEMPORARY}"
-        temporary.write_text(json.dumps({"step": step, "loss": loss}))
-        os.replace(temporary, self.folder / _BEST)
+        with replacing(self.folder / _BEST) as temporary:
+            temporary.write_text(json.dumps({"step": step, "loss": loss}))
 
     def whole(self) -> list[Checkpoint]:
         """All whole checkpoints in ascending order of step; reads every file to check its sum."""
@@ -199,7 +198,7 @@ class CheckpointStore:
         Returns:
             The names of what was removed.
         """
-        removed = self._remove_temporaries()
+        removed = self._remove_temporaries() + remove_unfinished(self.folder)
         for marker in self.folder.glob(f"checkpoint_step_*.json{_REMOVING}"):
             removed += self._remove_marked(marker)
         return removed

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ltx_trainer_plus.atomic import replacing
 from ltx_trainer_plus.config.checks import check_paths, contradictions
 from ltx_trainer_plus.config.explain import explain
 from ltx_trainer_plus.config.interpolation import resolve
@@ -94,10 +94,8 @@ def config_as_dict(config: TrainerConfig) -> dict[str, Any]:
 
 def save_config(config: TrainerConfig, path: str | Path) -> None:
     """Write a file that `load_config` reads to an equal configuration. A reader never sees half of it."""
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(_HEADER + write_yaml(config_as_dict(config)), encoding="utf-8")
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        unfinished.write_text(_HEADER + write_yaml(config_as_dict(config)), encoding="utf-8")
 
 
 def _defaults() -> dict[str, Any]:

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltx_trainer_plus.media.files import MediaError, open_media, replacing
+from ltx_trainer_plus.atomic import replacing
+from ltx_trainer_plus.media.files import MediaError, open_media
 
 # Resampling filter: zero crossings of the sinc on each side, and the cut-off as a share of the lower Nyquist rate.
 _ZERO_CROSSINGS = 6

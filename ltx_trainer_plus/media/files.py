@@ -1,6 +1,5 @@
-"""Media files on disk: opening them with errors that name the file, writing them whole or not at all."""
+"""Media files on disk: opening them with errors that name the file."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,19 +34,3 @@ def open_media(path: str | Path) -> Iterator[InputContainer]:
     except (av.error.FFmpegError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise MediaError(path, f"ffmpeg cannot read it ({reason})") from error
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` (same suffix) that takes its place when the block ends well.
-
-    A reader, or a run that was killed, sees the old file or the whole new one.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

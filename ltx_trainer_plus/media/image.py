@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from ltx_trainer_plus.media.files import MediaError, replacing
+from ltx_trainer_plus.atomic import replacing
+from ltx_trainer_plus.media.files import MediaError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 

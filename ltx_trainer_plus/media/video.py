@@ -12,8 +12,9 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltx_trainer_plus.atomic import replacing
 from ltx_trainer_plus.media.audio import Waveform, resample, to_stereo
-from ltx_trainer_plus.media.files import MediaError, open_media, replacing
+from ltx_trainer_plus.media.files import MediaError, open_media
 
 # ffmpeg's own threshold (-fps_mode cfr): timestamps closer than this to the constant rate are jitter, not a gap.
 _JITTER_FRAMES = 1.1

@@ -5,8 +5,6 @@ The folder has the layout of a published LTX-2.3 diffusers pipeline, so everythi
 """
 
 import math
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -20,6 +18,7 @@ from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
 from torch import Tensor, nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, GemmaTokenizer
 
+from ltx_trainer_plus.atomic import replacing
 from ltx_trainer_plus.flow.shift import FEW_TOKENS, MANY_TOKENS, SHIFT_AT_FEW, SHIFT_AT_MANY
 from ltx_trainer_plus.models.text import without_progress_bars
 
@@ -59,12 +58,8 @@ def create_tiny_pipeline(folder: str | Path, seed: int = 0) -> Path:
             transformer=_transformer(),
             vocoder=_vocoder(),
         )
-    # Saved beside and renamed: a run that is cut off leaves no half pipeline under the final name.
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    with without_progress_bars():
+    with replacing(folder) as unfinished, without_progress_bars():
         pipeline.save_pretrained(unfinished)
-    os.replace(unfinished, folder)
     return folder
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ltx_trainer_plus.media.files import replacing
+from ltx_trainer_plus.atomic import replacing
 from ltx_trainer_plus.modality import TextContext
 
 VIDEO_FOLDER, AUDIO_FOLDER, TEXT_FOLDER = "latents", "audio_latents", "conditions"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ltx_trainer_plus.atomic import remove_unfinished
 from ltx_trainer_plus.parallel.collectives import broadcast_object, gather_objects
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.preparation.buckets import Bucket
@@ -92,8 +93,7 @@ def _only_run_in(output: Path) -> Iterator[None]:
                 f"{output}: another run is preparing data here.\n"
                 "  Wait for it, or share the work of one run with `accelerate launch --num_processes N`."
             ) from None
-        for unfinished in output.rglob(".*.tmp.safetensors"):
-            unfinished.unlink()
+        remove_unfinished(output)
         yield
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import resource
 import sys
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ltx_trainer_plus.atomic import replacing
 from ltx_trainer_plus.step.sums import StepMetrics, ratio
 
 logger = logging.getLogger(__name__)
@@ -137,9 +137,8 @@ class JsonlWriter:
             if line["step"] <= step:
                 kept.append(text)
                 self.earlier = [*self.earlier[-(SMOOTHING - 1) :], line]
-        temporary = self.path.with_name(f"{self.path.name}.saving")
-        temporary.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
-        os.replace(temporary, self.path)
+        with replacing(self.path) as shortened:
+            shortened.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
 
 
 def memory_gib(device: torch.device) -> float:
