@@ -1,10 +1,10 @@
 """The log-mel spectrogram that the LTX-2 audio VAE was trained on."""
 
-import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from transformers.audio_utils import mel_filter_bank
 
 SAMPLE_RATE = 16_000
 _WINDOW = 1024
@@ -48,19 +48,7 @@ def log_mel(waveform: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def _filters() -> Tensor:
     """(64, 513) triangles, equally spaced in mel, each of unit area in Hz."""
-    top = SAMPLE_RATE / 2
-    frequencies = torch.linspace(0, top, _WINDOW // 2 + 1, dtype=torch.float64)
-    edges = _mel_to_hz(torch.linspace(0, _hz_to_mel(top), _BANDS + 2, dtype=torch.float64))
-    rising = (frequencies[None] - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
-    falling = (edges[2:, None] - frequencies[None]) / (edges[2:] - edges[1:-1])[:, None]
-    triangles = torch.minimum(rising, falling).clamp(min=0)
-    return (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
-
-
-# Slaney's scale: linear up to 1000 Hz (15 mel), then 27 mel to each factor of 6.4.
-def _hz_to_mel(hz: float) -> float:
-    return 15 + math.log(hz / 1000) * 27 / math.log(6.4) if hz >= 1000 else hz * 3 / 200
-
-
-def _mel_to_hz(mel: Tensor) -> Tensor:
-    return torch.where(mel >= 15, 1000 * torch.exp((mel - 15) * math.log(6.4) / 27), mel * 200 / 3)
+    filters = mel_filter_bank(
+        _WINDOW // 2 + 1, _BANDS, 0.0, SAMPLE_RATE / 2, SAMPLE_RATE, norm="slaney", mel_scale="slaney"
+    )
+    return torch.from_numpy(filters).T.float()

@@ -39,6 +39,22 @@ def test_the_spectrogram_equals_the_one_transformers_computes() -> None:
         assert np.abs(result[0, channel].numpy() - expected.T).max() < 2e-4
 
 
+def test_the_bands_are_slaneys_64_triangles_from_0_to_8000_hertz() -> None:
+    """By the definition of the scale, linear up to 1000 Hz (15 mel) and then 27 mel to each factor of 6.4."""
+    mel = np.linspace(0, 15 + 27 * math.log(8) / math.log(6.4), 66)
+    edges = np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * math.log(6.4) / 27))
+    window = torch.hann_window(1024, dtype=torch.float64)
+    # One impulse: a flat spectrum of the window's height there, so that a band shows the sum of its triangle.
+    impulse = torch.zeros(2, 16_000)
+    impulse[:, 8000] = 1
+    found = log_mel(impulse)[0, 0, 50].double().exp()
+    frequencies = np.arange(513) * SAMPLE_RATE / 1024
+    for band in range(64):
+        low, middle, high = edges[band : band + 3]
+        triangle = np.interp(frequencies, [low, middle, high], [0, 1, 0]) * 2 / (high - low)
+        assert float(found[band]) == pytest.approx(float(window[512]) * triangle.sum(), rel=1e-5)
+
+
 def test_silence_is_the_floor() -> None:
     assert torch.equal(log_mel(torch.zeros(2, 4000)), torch.full((1, 2, 26, 64), 1e-5).log())
 
