@@ -26,6 +26,7 @@ from rich.table import Table
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.flow.tokens import Tokens
 from ltx_trainer_plus.measure.activations import activations
 from ltx_trainer_plus.measure.bench import (
     BENCH_CPU,
@@ -50,7 +51,7 @@ from ltx_trainer_plus.models.lora import lora_target_names
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.denoise import Guidance, StreamGuidance, denoise
-from ltx_trainer_plus.validation.states import SampleState, StreamState
+from ltx_trainer_plus.validation.states import SampleState
 
 # Dense bf16 peak in TFLOP/s by the data sheets; the first name that the card's name contains.
 PEAKS = {"H200": 989, "H100": 989, "GH200": 989, "B200": 2250, "A100": 312, "L40S": 362}
@@ -202,8 +203,8 @@ def validation(setting: Setting, handle: ModelHandle, steps: int = 2) -> dict[st
     inputs = random_inputs(setting.model, replace(setting.work, batch=1), setting.device)
     text = TextContext(video=inputs["video"].context, audio=inputs["audio"].context)
     state = SampleState(
-        video=StreamState(inputs["video"].latent, inputs["video"].positions),
-        audio=StreamState(inputs["audio"].latent, inputs["audio"].positions),
+        video=Tokens(inputs["video"].latent, inputs["video"].positions),
+        audio=Tokens(inputs["audio"].latent, inputs["audio"].positions),
         positive=text,
         negative=text,
     )

@@ -1,4 +1,4 @@
-"""References: how a clip of lower resolution or frame rate lies beside the target that it conditions."""
+"""References: clips that stand before a target's tokens (IC-LoRA), of lower resolution or frame rate if need be."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ltx_trainer_plus.flow.positions import LatentGeometry, video_positions
+from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions, video_positions
+from ltx_trainer_plus.flow.tokens import Tokens, tokens_of
 
 # The official pipelines read the spatial factor under either of its names.
 _SPATIAL_KEYS = ("reference_spatial_scale_factor", "reference_downscale_factor")
@@ -72,6 +73,20 @@ class ReferenceScale:
         if len(spatial) > 1:
             raise ValueError(f"the header entries {' and '.join(_SPATIAL_KEYS)} disagree: {sorted(spatial)}.")
         return cls(spatial.pop(), int(given.get(_TEMPORAL_KEY, 1)))
+
+
+def video_reference(
+    latent: Tensor, fps: Tensor, target_fps: Tensor, scale: ReferenceScale, geometry: LatentGeometry
+) -> Tokens:
+    """A video latent (B, C, F, H, W) as it stands before its target; the other arguments as below."""
+    size = latent.shape[2:]
+    return tokens_of(latent, reference_video_positions(size, fps, target_fps, scale, geometry, latent.device))
+
+
+def audio_reference(latent: Tensor, geometry: LatentGeometry) -> Tokens:
+    """An audio latent (B, C, T, M) as it stands before its target: beside it in time, from the start."""
+    positions = audio_positions(latent.shape[2], geometry, latent.device)
+    return tokens_of(latent, positions.expand(len(latent), -1, -1, -1))
 
 
 def reference_video_positions(

@@ -15,20 +15,16 @@ from ltx_trainer_plus.config.validation_conditions import (
     ReferenceCondition,
     VideoToAudioCondition,
 )
-from ltx_trainer_plus.flow.positions import (
-    LatentGeometry,
-    audio_positions,
-    patchify_audio,
-    patchify_video,
-)
-from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
+from ltx_trainer_plus.flow.positions import LatentGeometry, patchify_audio, patchify_video
+from ltx_trainer_plus.flow.references import ReferenceScale, audio_reference, video_reference
+from ltx_trainer_plus.flow.tokens import Given, Tokens
 from ltx_trainer_plus.media.geometry import frames_to_unit
 from ltx_trainer_plus.media.mel import SAMPLE_RATE, log_mel
 from ltx_trainer_plus.models.components import AudioVAE, VideoVAE, encoding_dtype, load_audio_vae, load_video_vae
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.condition_files import LoadedCondition, check_condition_files, load_condition
-from ltx_trainer_plus.validation.given import NOTHING_GIVEN, GivenSample, GivenStream, Reference
+from ltx_trainer_plus.validation.given import NOTHING_GIVEN, GivenSample
 from ltx_trainer_plus.validation.media import Frames
 from ltx_trainer_plus.validation.requests import SampleRequest
 
@@ -105,7 +101,7 @@ def _given(request: SampleRequest, geometry: LatentGeometry, encoders: _Encoders
     return sample
 
 
-def _with_clean(stream: GivenStream, loaded: LoadedCondition, latent: Tensor) -> GivenStream:
+def _with_clean(stream: Given, loaded: LoadedCondition, latent: Tensor) -> Given:
     """The stream with one more condition's tokens, which replace those of the conditions before it."""
     assert loaded.is_given is not None
     size = loaded.is_given.shape
@@ -114,26 +110,17 @@ def _with_clean(stream: GivenStream, loaded: LoadedCondition, latent: Tensor) ->
     whole = latent.new_zeros(*latent.shape[:2], size[0], *latent.shape[3:])
     whole[:, :, loaded.at : loaded.at + room] = latent[:, :, :room]
     tokens = patchify_video(whole) if len(size) == 3 else patchify_audio(whole)
-    is_given = loaded.is_given.reshape(1, -1)
-    if stream.clean is None or stream.is_given is None:
-        return replace(stream, clean=tokens, is_given=is_given)
-    clean = torch.where(is_given.unsqueeze(-1), tokens, stream.clean)
-    return replace(stream, clean=clean, is_given=stream.is_given | is_given)
+    return stream.and_tokens(tokens, loaded.is_given.reshape(1, -1))
 
 
 def _reference(
     condition: ReferenceCondition, latent: Tensor, request: SampleRequest, geometry: LatentGeometry
-) -> Reference:
+) -> Tokens:
     if condition.stream == "audio":
-        latent = latent[:, :, : request.audio_latent_steps(geometry)]
-        return Reference(patchify_audio(latent), audio_positions(latent.shape[2], geometry))
+        return audio_reference(latent[:, :, : request.audio_latent_steps(geometry)], geometry)
     scale = ReferenceScale(condition.downscale_factor or 1, condition.temporal_scale_factor or 1)
     rate = torch.tensor([request.frame_rate])
-    return Reference(
-        patchify_video(latent),
-        reference_video_positions(latent.shape[2:], rate / scale.temporal, rate, scale, geometry),
-        keyframe_tokens=latent.shape[3] * latent.shape[4],
-    )
+    return video_reference(latent, rate / scale.temporal, rate, scale, geometry)
 
 
 def _with_kept(sample: GivenSample, condition: ReferenceCondition, clip: Frames | Tensor) -> GivenSample:

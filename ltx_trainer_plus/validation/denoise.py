@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ltx_trainer_plus.config import ValidationConfig
 from ltx_trainer_plus.flow.schedule import euler_step
+from ltx_trainer_plus.flow.tokens import Tokens
 from ltx_trainer_plus.guidance import combine_guidance, isolated_modalities, stg_perturbations
 from ltx_trainer_plus.modality import Modality, Perturbations, TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.validation.states import SampleState, StreamState
+from ltx_trainer_plus.validation.states import SampleState
 
 Prediction = tuple[Tensor | None, Tensor | None]
 _NOTHING: Prediction = (None, None)
@@ -166,12 +167,8 @@ def denoise(
     if forwards.isolated:
         isolated = isolated_modalities(handle)
 
-    latents: Prediction = (
-        None if state.video is None else state.video.latent,
-        None if state.audio is None else state.audio.latent,
-    )
     for step, (sigma, sigma_next) in enumerate(pairwise(sigmas.tolist()), start=1):
-        predict = partial(_predict, handle, state, latents, sigma)
+        predict = partial(_predict, handle, state, sigma)
         videos, audios = zip(
             predict(positive),
             predict(negative) if forwards.negative else _NOTHING,
@@ -179,63 +176,51 @@ def denoise(
             predict(positive, isolated) if forwards.isolated else _NOTHING,
             strict=True,
         )
-        latents = (
-            _advance(state.video, latents[0], _combine(videos, guidance.video, guidance.rescale), sigma, sigma_next),
-            _advance(state.audio, latents[1], _combine(audios, guidance.audio, guidance.rescale), sigma, sigma_next),
+        video = _combine(videos, guidance.video, guidance.rescale)
+        audio = _combine(audios, guidance.audio, guidance.rescale)
+        state = replace(
+            state,
+            video=_advance(state.video, video, sigma, sigma_next),
+            audio=_advance(state.audio, audio, sigma, sigma_next),
         )
         if on_step is not None:
             on_step(step)
-    return _without_references(state.video, latents[0]), _without_references(state.audio, latents[1])
-
-
-def _without_references(stream: StreamState | None, latent: Tensor | None) -> Tensor | None:
-    return latent if stream is None or latent is None else latent[:, stream.reference_tokens :]
+    return (
+        None if state.video is None else state.video.without_references,
+        None if state.audio is None else state.audio.without_references,
+    )
 
 
 def _predict(
     handle: ModelHandle,
     state: SampleState,
-    latents: Prediction,
     sigma: float,
     text: TextContext,
     perturbations: Perturbations | None = None,
 ) -> Prediction:
     """The clean tokens that the model sees behind the noisy ones."""
-    video = _modality(state.video, latents[0], sigma, text.video, text.mask, handle.dtype)
-    audio = _modality(state.audio, latents[1], sigma, text.audio, text.mask, handle.dtype)
-    video_velocity, audio_velocity = handle(video=video, audio=audio, perturbations=perturbations)
-    return _denoised(video, latents[0], video_velocity), _denoised(audio, latents[1], audio_velocity)
-
-
-def _modality(
-    stream: StreamState | None,
-    latent: Tensor | None,
-    sigma: float,
-    context: Tensor,
-    context_mask: Tensor | None,
-    dtype: torch.dtype,
-) -> Modality | None:
-    if stream is None or latent is None:
-        return None
-    level = latent.new_full((len(latent),), 0.0 if stream.is_frozen else sigma)
-    timesteps = level.unsqueeze(1)  # (B, 1): one level for all tokens
-    if stream.denoise_mask is not None:
-        timesteps = timesteps * stream.denoise_mask.squeeze(-1)  # (B, T)
-    return Modality(
-        latent=latent.to(dtype),
-        sigma=level,
-        timesteps=timesteps,
-        positions=stream.positions,
-        context=context,
-        context_mask=context_mask,
-        keyframes_mask=stream.keyframes_mask,
+    video = _modality(state.video, sigma, text.video, text.mask)
+    audio = _modality(state.audio, sigma, text.audio, text.mask)
+    velocities = handle(
+        video=_in_dtype(video, handle.dtype), audio=_in_dtype(audio, handle.dtype), perturbations=perturbations
     )
+    return _denoised(video, velocities[0]), _denoised(audio, velocities[1])
 
 
-def _denoised(modality: Modality | None, latent: Tensor | None, velocity: Tensor | None) -> Tensor | None:
-    if modality is None or latent is None or velocity is None:
+def _modality(tokens: Tokens | None, sigma: float, context: Tensor, context_mask: Tensor | None) -> Modality | None:
+    if tokens is None:
         return None
-    return latent - modality.timesteps.unsqueeze(-1) * velocity.float()
+    return tokens.modality(tokens.latent.new_full((len(tokens.latent),), sigma), context, context_mask)
+
+
+def _in_dtype(modality: Modality | None, dtype: torch.dtype) -> Modality | None:
+    return None if modality is None else replace(modality, latent=modality.latent.to(dtype))
+
+
+def _denoised(modality: Modality | None, velocity: Tensor | None) -> Tensor | None:
+    if modality is None or velocity is None:
+        return None
+    return modality.latent - modality.timesteps.unsqueeze(-1) * velocity.float()
 
 
 def _combine(predictions: tuple[Tensor | None, ...], scales: StreamGuidance, rescale: float) -> Tensor | None:
@@ -255,16 +240,14 @@ def _combine(predictions: tuple[Tensor | None, ...], scales: StreamGuidance, res
     )
 
 
-def _advance(
-    stream: StreamState | None, latent: Tensor | None, denoised: Tensor | None, sigma: float, sigma_next: float
-) -> Tensor | None:
-    if stream is None or latent is None or denoised is None or stream.is_frozen:
-        return latent
-    advanced = euler_step(latent, denoised, sigma, sigma_next)
-    if stream.denoise_mask is None:
-        return advanced
-    # Guidance and rescaling move given tokens too: put them back.
-    return torch.where(stream.denoise_mask > 0, advanced, stream.latent)
+def _advance(tokens: Tokens | None, denoised: Tensor | None, sigma: float, sigma_next: float) -> Tokens | None:
+    if tokens is None or denoised is None or tokens.is_frozen:
+        return tokens
+    latent = euler_step(tokens.latent, denoised, sigma, sigma_next)
+    if tokens.is_given is not None:
+        # Guidance and rescaling move given tokens too: put them back.
+        latent = torch.where(tokens.is_given.unsqueeze(-1), tokens.latent, latent)
+    return replace(tokens, latent=latent)
 
 
 def _for_model(text: TextContext, handle: ModelHandle) -> TextContext:

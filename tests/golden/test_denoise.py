@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ltx_trainer_plus import ModelHandle
 from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.flow.tokens import Given, Tokens
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.models import load_transformer
 from ltx_trainer_plus.validation.denoise import Guidance, StreamGuidance, denoise
-from ltx_trainer_plus.validation.states import SampleState, StreamState
+from ltx_trainer_plus.validation.states import SampleState
 
 # Sixteen float32 forwards of random weights; guidance multiplies their rounding by about ten.
 TOLERANCE = 1e-5
@@ -39,8 +40,8 @@ def handle(reference: Path) -> ModelHandle:
 
 def _state(loop: dict[str, Tensor]) -> SampleState:
     return SampleState(
-        video=StreamState(loop["video_init"], loop["video_positions"]),
-        audio=StreamState(loop["audio_init"], loop["audio_positions"]),
+        video=Tokens(loop["video_init"], loop["video_positions"]),
+        audio=Tokens(loop["audio_init"], loop["audio_positions"]),
         positive=TextContext(loop["video_context"], loop["audio_context"]),
         negative=TextContext(loop["video_context_negative"], loop["audio_context_negative"]),
     )
@@ -69,9 +70,9 @@ def test_a_video_alone_uses_neutral_modality_guidance(handle: ModelHandle, loop:
 def test_a_given_first_frame_stays_as_it_is(handle: ModelHandle, loop: dict[str, Tensor]) -> None:
     state = _state(loop)
     assert state.video is not None
-    mask = torch.ones(1, loop["video_init"].shape[1], 1)
-    mask[:, :GIVEN_TOKENS] = 0
-    given = state.video.with_given(loop["video_clean"], mask)
+    is_given = torch.zeros(1, loop["video_init"].shape[1], dtype=torch.bool)
+    is_given[:, :GIVEN_TOKENS] = True
+    given = state.video.with_given(Given(loop["video_clean"], is_given))
     video, audio = denoise(
         handle, SampleState(given, state.audio, state.positive, state.negative), GUIDANCE, inference_sigmas(4)
     )

@@ -21,6 +21,7 @@ from ltx_trainer_plus.flow.positions import (
 )
 from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
 from ltx_trainer_plus.flow.schedule import inference_sigmas
+from ltx_trainer_plus.flow.tokens import Tokens
 from ltx_trainer_plus.media.audio import read_audio, write_wav
 from ltx_trainer_plus.media.geometry import frames_to_unit
 from ltx_trainer_plus.media.image import write_png
@@ -37,7 +38,7 @@ from ltx_trainer_plus.validation.given import GivenSample
 from ltx_trainer_plus.validation.media import Place, first_frames
 from ltx_trainer_plus.validation.requests import SampleRequest, sample_requests
 from ltx_trainer_plus.validation.runner import ValidationRunner
-from ltx_trainer_plus.validation.states import SampleState, StreamState, initial_state
+from ltx_trainer_plus.validation.states import SampleState, initial_state
 from tests.unit.media_files import make_sound, make_video
 
 ALONE = Topology(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
@@ -209,11 +210,11 @@ def test_references_are_encoded_at_their_own_size_and_rate(media: Path, vae: Vid
     )
     given, _ = given_for(tiny_pipeline, *conditions, video_dims=[64, 64, 33])
     (video,), (audio,) = given.video.references, given.audio.references
-    assert video.tokens.shape == (1, 3, 128)  # 17 frames of 32x32
+    assert video.latent.shape == (1, 3, 128)  # 17 frames of 32x32
     rate = torch.tensor([24.0])
     expected = reference_video_positions((3, 1, 1), rate / 2, rate, ReferenceScale(2, 2), GEOMETRY)
     assert torch.equal(video.positions, expected)
-    assert audio.tokens.shape == (1, 34, 128)
+    assert audio.latent.shape == (1, 34, 128)
     assert torch.equal(audio.positions, audio_positions(34, GEOMETRY))
 
 
@@ -298,12 +299,11 @@ def test_the_model_sees_given_tokens_clean_and_references_before_the_stream(
     assert state.video is not None
     assert state.audio is not None
     video, (reference,) = state.video, given.video.references
-    assert video.reference_tokens == reference.tokens.shape[1] == 16
-    assert torch.equal(video.latent[:, :16], reference.tokens)
+    assert video.reference_tokens == reference.latent.shape[1] == 16
+    assert torch.equal(video.latent[:, :16], reference.latent)
     assert torch.equal(video.positions[:, :, :16], reference.positions)
-    assert video.denoise_mask is not None
-    assert video.denoise_mask[0, :16].sum() == 0
-    target = video.denoise_mask[0, 16:, 0].view(SIZE)
+    assert video.is_generated[0, :16].sum() == 0
+    target = video.is_generated[0, 16:].view(SIZE)
     assert target[0].sum() == 0  # first_frame
     assert target[1:, 0].sum() == 0  # spatial_crop
     assert target[1:, 1].min() == 1
@@ -342,9 +342,7 @@ def test_a_frozen_stream_is_given_at_noise_level_zero(media: Path, handle: Model
 
 
 def test_forwards_that_only_another_rank_needs_change_nothing(handle: ModelHandle) -> None:
-    state = SampleState(
-        StreamState(torch.randn(1, 4, 128), torch.zeros(1, 3, 4, 2)), None, context(0), negative=context(1)
-    )
+    state = SampleState(Tokens(torch.randn(1, 4, 128), torch.zeros(1, 3, 4, 2)), None, context(0), negative=context(1))
     guidance = replace(Guidance.of(section()), rescale=0.0).for_streams(video=False, audio=False, both_present=False)
     forwards: list[Any] = []
     hook = handle.forward_module.register_forward_pre_hook(lambda *_: forwards.append(1))

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 
 from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions, video_positions
+from ltx_trainer_plus.flow.tokens import Given, Tokens
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.validation.requests import SampleRequest
-from ltx_trainer_plus.validation.states import SampleState, StreamState, initial_state
+from ltx_trainer_plus.validation.states import SampleState, initial_state
 
 REQUEST = SampleRequest(index=0, prompt="", width=96, height=64, frames=17, frame_rate=25.0, seed=3)
 CONFIG = {"in_channels": 128, "audio_in_channels": 128}
@@ -25,7 +26,7 @@ def state_of(request: SampleRequest, **config: bool) -> SampleState:
     )
 
 
-def streams(state: SampleState) -> tuple[StreamState, StreamState]:
+def streams(state: SampleState) -> tuple[Tokens, Tokens]:
     assert state.video is not None
     assert state.audio is not None
     return state.video, state.audio
@@ -76,11 +77,10 @@ def test_the_keyframe_marker_is_on_the_causal_first_frame_of_models_that_use_it(
 
 def test_given_tokens_are_clean_and_the_others_noise() -> None:
     video, _ = streams(state_of(REQUEST))
-    mask = torch.ones(1, 18, 1)
-    mask[:, :6] = 0
+    is_given = torch.zeros(1, 18, dtype=torch.bool)
+    is_given[:, :6] = True
     clean = torch.full((1, 18, 128), 7.0)
-    given = video.with_given(clean, mask)
+    given = video.with_given(Given(clean, is_given))
     assert torch.equal(given.latent[:, :6], clean[:, :6])
     assert torch.equal(given.latent[:, 6:], video.latent[:, 6:])
-    assert given.denoise_mask is not None
-    assert torch.equal(given.denoise_mask, mask)
+    assert torch.equal(given.is_generated, ~is_given)
