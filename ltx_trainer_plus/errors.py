@@ -1,4 +1,4 @@
-"""What the user can mend: the base of every error that ends a command with a message instead of a traceback."""
+"""What the user can mend: the base of every error that ends a command with a message, not with a traceback."""
 
 
 class UserError(Exception):
@@ -10,3 +10,7 @@ class UserError(Exception):
 
 class UsageError(UserError):
     """A command line that asks for what cannot be done."""
+
+
+class ModelError(UserError, ValueError):
+    """A model, or a part of one, that is not there, not whole, not known, or does not fit what is asked of it."""

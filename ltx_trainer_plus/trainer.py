@@ -11,8 +11,10 @@ from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict
 from ltx_trainer_plus.data.loader import training_loader
 from ltx_trainer_plus.data.stream import SampleStream
+from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors, load_connectors
+from ltx_trainer_plus.parallel.ending import say_once
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import load_model
 from ltx_trainer_plus.parallel.topology import LaunchRequest, Topology, started_by_single_process_launcher
@@ -181,7 +183,10 @@ class Trainer:
                 if topology.world_size > 1:
                     # At once: the others notice that this process is gone, and the launcher may end it before its
                     # traceback is printed.
-                    logger.error("Process %d failed: %s: %s", topology.rank, type(error).__name__, error)
+                    if isinstance(error, UserError):
+                        say_once(error)
+                    else:
+                        logger.error("Process %d failed: %s: %s", topology.rank, type(error).__name__, error)
                 raise
             if topology.is_main:
                 if result.interrupted:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import IO
 
 from ltx_trainer_plus.checkpoints.store import state_of, weights_steps
+from ltx_trainer_plus.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
-class RunFolderError(RuntimeError):
+class RunFolderError(UserError, RuntimeError):
     """The run folder cannot be used; the message says what to do."""
 
 

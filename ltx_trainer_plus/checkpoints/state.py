@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.models.shards import (
     copy_into,
     is_spread,
@@ -38,7 +39,7 @@ OFFSETS = "DCP_SHARDING_INFO"
 _PACKAGES = ("ltx-trainer-plus", "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be written, read or used; the message says what to do."""
 
 

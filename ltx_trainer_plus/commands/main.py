@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ltx_trainer_plus.errors import UserError
-from ltx_trainer_plus.parallel.ending import run_and_exit
+from ltx_trainer_plus.parallel.ending import run_and_exit, say_once
 
 COMMANDS = ("train", "prepare", "sample", "plan", "benchmark", "demo")
 
@@ -25,7 +25,7 @@ def run_command(name: str, arguments: Sequence[str] | None = None, *, prog: str 
     try:
         return _module(name).run(given)
     except UserError as error:
-        print(error, file=sys.stderr)
+        say_once(error)
         return 2
 
 

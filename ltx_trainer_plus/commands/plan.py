@@ -3,10 +3,9 @@
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
-from ltx_trainer_plus.config import ConfigError, load_config
+from ltx_trainer_plus.config import load_config
 from ltx_trainer_plus.config.overrides import split_arguments
 from ltx_trainer_plus.measure.cards import CARDS
 
@@ -34,24 +33,20 @@ def run(given: argparse.Namespace) -> int:
     files, overrides = split_arguments(given.config)
     # Nothing is read from these, so they need not exist.
     ignored = ["model.model_path=.", "model.text_encoder_path=null", "model.load_checkpoint=null"]
-    # Only now: a mistake in the command line should not wait for torch and diffusers.
+    config = load_config(files, [*overrides, *ignored, "data.preprocessed_data_root=."])
+    # Only now: a mistake in the run file should not wait for torch and diffusers.
     from ltx_trainer_plus.flow.positions import LatentGeometry
     from ltx_trainer_plus.measure.bench import LTX_2_3
     from ltx_trainer_plus.measure.costs import Machine
     from ltx_trainer_plus.measure.estimate import estimate, print_estimate, workload
     from ltx_trainer_plus.models import read_transformer_config, transformer_on_meta
 
-    try:
-        config = load_config(files, [*overrides, *ignored, "data.preprocessed_data_root=."])
-        model = LTX_2_3 if given.model == "ltx-2.3" else read_transformer_config(given.model)
-        tflops, memory = CARDS[given.card]
-        machine = Machine(tflops=tflops, efficiency=given.efficiency, link=given.link, memory=memory)
-        geometry = LatentGeometry.of(transformer_on_meta({**model, "num_layers": 1}).config)
-        work = workload(config, geometry, given.video, given.text_tokens)
-        plan = estimate(model, config, work, given.gpus, machine)
-    except (ConfigError, OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    model = LTX_2_3 if given.model == "ltx-2.3" else read_transformer_config(given.model)
+    tflops, memory = CARDS[given.card]
+    machine = Machine(tflops=tflops, efficiency=given.efficiency, link=given.link, memory=memory)
+    geometry = LatentGeometry.of(transformer_on_meta({**model, "num_layers": 1}).config)
+    work = workload(config, geometry, given.video, given.text_tokens)
+    plan = estimate(model, config, work, given.gpus, machine)
     if given.json is not None:
         given.json.write_text(json.dumps(dataclasses.asdict(plan), indent=2) + "\n")
     print_estimate(plan, config, given.gpus, machine)

@@ -1,9 +1,4 @@
-"""Prepare a data set for training: clips to latents, captions to text contexts.
-
-Exit status: 0 when every clip is prepared, 2 when some were skipped (the summary names them), 1 when nothing could be
-done. With several processes only the main one reports; a launcher turns its 2 into a failure report of its own (and
-status 1), after the summary.
-"""
+"""Prepare a data set for training: clips to latents, captions to text contexts."""
 
 import argparse
 from pathlib import Path
@@ -20,7 +15,11 @@ example:
 
 A clip goes to the bucket with the nearest aspect ratio among those that it has enough frames for, then to the one with
 the most frames. Finished files are skipped by the next run, unless what made them has changed.
+
+Exit status: 0 when every clip is prepared, 3 when some were left out (the summary names them), 2 when nothing could be
+done. A launcher of several processes turns either into a failure report of its own, and status 1.
 """
+SOME_SKIPPED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,46 +44,34 @@ def run(options: argparse.Namespace) -> int:
     if options.batch_size < 1:
         raise UsageError(f"--batch-size {options.batch_size}: at least 1 is needed")
     # After the command line is understood: importing torch and the models takes seconds.
-    from ltx_trainer_plus.parallel.topology import LaunchError, Topology
-    from ltx_trainer_plus.preparation.clips import DatasetError
+    from ltx_trainer_plus.parallel.topology import Topology
     from ltx_trainer_plus.preparation.prepare import PreparationSettings, prepare_dataset
 
+    topology = Topology.start("cpu" if options.device == "cpu" else "auto")
+    if options.device == "cuda" and topology.device.type != "cuda":
+        raise UsageError(f"--device cuda: torch finds no CUDA device here (but {topology.device}). Use auto or cpu.")
     console = Console()
-    try:
-        topology = Topology.start("cpu" if options.device == "cpu" else "auto")
-    except LaunchError as error:
-        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
-        return 1
-    try:
-        if options.device == "cuda" and topology.device.type != "cuda":
-            raise DatasetError(
-                f"--device cuda: torch finds no CUDA device here (but {topology.device}). Use auto or cpu."
-            )
-        report = prepare_dataset(
-            PreparationSettings(
-                dataset=options.dataset,
-                model_path=options.model_path,
-                resolution_buckets=options.resolution_buckets,
-                text_encoder_path=options.text_encoder_path,
-                output_dir=options.output_dir,
-                video_column=options.video_column,
-                caption_column=options.caption_column,
-                lora_trigger=options.lora_trigger,
-                with_audio=not options.skip_audio,
-                vae_tiling=options.vae_tiling,
-                overwrite=options.overwrite,
-                batch_size=options.batch_size,
-            ),
-            topology,
-            console,
-        )
-    except DatasetError as error:
-        if topology.is_main:
-            console.print(str(error), style="bold red", markup=False, soft_wrap=True)
-        return 1
+    report = prepare_dataset(
+        PreparationSettings(
+            dataset=options.dataset,
+            model_path=options.model_path,
+            resolution_buckets=options.resolution_buckets,
+            text_encoder_path=options.text_encoder_path,
+            output_dir=options.output_dir,
+            video_column=options.video_column,
+            caption_column=options.caption_column,
+            lora_trigger=options.lora_trigger,
+            with_audio=not options.skip_audio,
+            vae_tiling=options.vae_tiling,
+            overwrite=options.overwrite,
+            batch_size=options.batch_size,
+        ),
+        topology,
+        console,
+    )
     if not topology.is_main:
         return 0
     report.print(console)
     if report.skipped and topology.world_size > 1:
         console.print("The launcher reports them as a failure; all other clips are prepared.", soft_wrap=True)
-    return 2 if report.skipped else 0
+    return SOME_SKIPPED if report.skipped else 0

@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from ltx_trainer_plus.config import ConfigError, TrainerConfig, load_config
+from ltx_trainer_plus.config import TrainerConfig, load_config
 from ltx_trainer_plus.config.old_names import OldNameWarning
 from ltx_trainer_plus.config.overrides import split_arguments
 from ltx_trainer_plus.errors import UsageError
@@ -104,11 +104,7 @@ def run(given: argparse.Namespace) -> int:
     has_run_file = bool(split_arguments(given.arguments)[0])
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", OldNameWarning)
-        try:
-            config = read_config(given)
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            return 2
+        config = read_config(given)
     samples = len(config.validation.samples)
     is_file = given.output.suffix in (".mp4", ".wav", ".png")
     if samples == 0 or (is_file and samples > 1):
@@ -123,39 +119,32 @@ def run(given: argparse.Namespace) -> int:
     from ltx_trainer_plus.checkpoints.run_folder import RunFolder
     from ltx_trainer_plus.checkpoints.state import CheckpointError
     from ltx_trainer_plus.parallel.collectives import from_main
-    from ltx_trainer_plus.parallel.topology import LaunchError, Topology
+    from ltx_trainer_plus.parallel.topology import Topology
     from ltx_trainer_plus.sampling import TrainedWeights, generate_samples
 
-    is_main = True
-    try:
-        topology = Topology.start(config.device)
-        is_main = topology.is_main
-        for note in notes if is_main else ():
-            print(f"warning: {note.message}", file=sys.stderr)
-        weights = None
-        if given.lora:
+    topology = Topology.start(config.device)
+    for note in notes if topology.is_main else ():
+        print(f"warning: {note.message}", file=sys.stderr)
+    weights = None
+    if given.lora:
+        folder = RunFolder(config.output_dir)
+        try:
             # The main process alone looks: reading checksums takes time, and two could find different files.
-            folder = RunFolder(config.output_dir)
             found = from_main(lambda: find_checkpoint(given.lora, folder, weights_only=True), topology)
-            weights = TrainedWeights(found.weights, given.lora_strength)
-        low_precision = config.acceleration.mixed_precision_mode == "bf16" and (
-            has_run_file or topology.device.type != "cpu"
-        )
-        files = generate_samples(
-            config,
-            weights,
-            stem=lambda request: (
-                given.output.with_suffix("") if is_file else given.output / f"sample_{request.index + 1}"
-            ),
-            dtype=torch.bfloat16 if low_precision else torch.float32,
-            topology=topology,
-            console=Console(),
-        )
-    except (ConfigError, CheckpointError, LaunchError) as error:
-        # Every process finds the same fault; one tells.
-        if is_main:
-            print(str(error).replace("model.load_checkpoint", "--lora"), file=sys.stderr)
-        return 2
-    for file in files if is_main else ():
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace("model.load_checkpoint", "--lora")) from error
+        weights = TrainedWeights(found.weights, given.lora_strength)
+    low_precision = config.acceleration.mixed_precision_mode == "bf16" and (
+        has_run_file or topology.device.type != "cpu"
+    )
+    files = generate_samples(
+        config,
+        weights,
+        stem=lambda request: given.output.with_suffix("") if is_file else given.output / f"sample_{request.index + 1}",
+        dtype=torch.bfloat16 if low_precision else torch.float32,
+        topology=topology,
+        console=Console(),
+    )
+    for file in files if topology.is_main else ():
         print(file.path)
     return 0

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ltx_trainer_plus.errors import UserError
+
 
 class _NotGiven:
     def __reduce__(self) -> str:
@@ -40,7 +42,7 @@ class Problem:
         return any(_same_branch(one, other) for one in mine for other in paths)
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """Everything that is wrong with a configuration, in one readable text."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

@@ -13,12 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ltx_trainer_plus.data.batch import TextFeatures
+from ltx_trainer_plus.errors import UserError
 
 # What the official trainer assumes of old files that do not say.
 _OFFICIAL_FPS = 24.0
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """Prepared data that cannot be trained on; the message names the file."""
 
 

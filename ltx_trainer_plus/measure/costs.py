@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ltx_trainer_plus.errors import UsageError
 from ltx_trainer_plus.measure.operations import Flops
 from ltx_trainer_plus.models import LTXTransformer
 
@@ -124,7 +125,7 @@ def layout_cost(
         ValueError: HSDP with a number of GPUs that its replicas do not divide.
     """
     if layout == "hsdp" and (gpus % replicas or gpus == replicas):
-        raise ValueError(f"hsdp: {gpus} GPUs cannot hold {replicas} sharded copies of the model.")
+        raise UsageError(f"hsdp: {gpus} GPUs cannot hold {replicas} sharded copies of the model.")
     shards = {"fsdp2": gpus, "hsdp": gpus // replicas}.get(layout, 1)
     copies = {"ddp": gpus, "hsdp": replicas}.get(layout, 1)
     trained, is_full = parameters.trained, not parameters.adapters

@@ -7,14 +7,19 @@ from pathlib import Path
 import av
 from av.container import InputContainer
 
+from ltx_trainer_plus.errors import UserError
 
-class MediaError(RuntimeError):
+
+class MediaError(UserError, RuntimeError):
     """A media file that cannot be used. The message is the reason alone; `path` says which file."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
         self.path = Path(path)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return MediaError, (self.path, self.reason)
 
 
 @contextmanager

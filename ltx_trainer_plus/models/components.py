@@ -4,7 +4,6 @@ They come from a diffusers pipeline folder. Latents are normalised everywhere in
 the statistics.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from diffusers.models.autoencoders.autoencoder_kl_ltx2_audio import AutoencoderK
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
 from torch import Tensor
 
+from ltx_trainer_plus.errors import ModelError
+from ltx_trainer_plus.models.json_files import read_json
 from ltx_trainer_plus.models.pipeline_folder import check_components, component_folder
 
 __all__ = [
@@ -39,13 +40,13 @@ def read_vae_factors(model_path: str | Path) -> tuple[int, int]:
     """Temporal and spatial factor of the video VAE, without loading it: (8, 32) for every LTX-2 so far.
 
     Raises:
-        ValueError, FileNotFoundError: see `component_folder`.
+        ModelError: see `component_folder`.
     """
     return _factors(_read_config(component_folder(model_path, "vae")))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config: dict[str, Any] = read_json(folder / "config.json")
     return config
 
 
@@ -222,13 +223,12 @@ def load_video_vae(
     """Load the video VAE of a pipeline folder.
 
     Raises:
-        ValueError: `model_path` is a single file, or the VAE is of a kind that is not supported.
-        FileNotFoundError: there is no VAE in the folder.
+        ModelError: `model_path` is a single file, or the VAE is not there, or of a kind that is not supported.
     """
     folder = component_folder(model_path, "vae")
     config = _read_config(folder)
     if config.get("_class_name") != "AutoencoderKLLTX2Video" or config.get("timestep_conditioning"):
-        raise ValueError(
+        raise ModelError(
             f"{folder}: this is {config.get('_class_name')} with timestep_conditioning="
             f"{bool(config.get('timestep_conditioning'))}; only AutoencoderKLLTX2Video without it is supported.\n"
             "  Use the pipeline folder of an LTX-2 or LTX-2.3 release."
@@ -243,7 +243,7 @@ def load_audio_vae(
     """Load the audio VAE of a pipeline folder, to encode with.
 
     Raises:
-        ValueError, FileNotFoundError: see `component_folder`.
+        ModelError: see `component_folder`.
     """
     return AudioVAE(_load_audio_autoencoder(model_path, dtype, device))
 
@@ -254,12 +254,12 @@ def load_audio_decoder(
     """Load the audio VAE and the vocoder of a pipeline folder, to decode with.
 
     Raises:
-        ValueError, FileNotFoundError: see `component_folder`.
+        ModelError: see `component_folder`.
     """
     folder = component_folder(model_path, "vocoder")
     name = _read_config(folder).get("_class_name", "")
     if name not in _VOCODERS:
-        raise ValueError(
+        raise ModelError(
             f"{folder}: {name or 'no class'} is not a vocoder that is known here ({', '.join(_VOCODERS)}).\n"
             "  Use the pipeline folder of an LTX-2 or LTX-2.3 release."
         )

@@ -11,6 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from ltx_trainer_plus.errors import ModelError
+from ltx_trainer_plus.models.json_files import read_json
 from ltx_trainer_plus.models.official import TRANSFORMER_PREFIX, config_from_official, transformer_keys
 from ltx_trainer_plus.models.shards import copy_into
 from ltx_trainer_plus.models.transformer import LTXTransformer
@@ -40,8 +42,8 @@ def load_transformer(
         device: where each tensor goes straight from the mapped file; there is never a second copy of the model.
 
     Raises:
-        FileNotFoundError: nothing at `path`, or a folder without a transformer.
-        ValueError: not a transformer checkpoint, a config that cannot be honoured, or tensors that do not fit it.
+        ModelError: nothing at `path`, a folder without a transformer, not a transformer checkpoint, a config that
+            cannot be honoured, or tensors that do not fit it.
     """
     path = Path(path)
     transformer = transformer_on_meta(path)
@@ -81,7 +83,7 @@ def _stored(path: Path, transformer: LTXTransformer, device: str) -> Iterator[tu
             for name, key in names:
                 found = tuple(tensors.get_slice(key).get_shape())
                 if found != shapes[name]:
-                    raise ValueError(
+                    raise ModelError(
                         f"{file}: {key} has shape {found}, but the checkpoint's config makes it "
                         f"{tuple(shapes[name])}. The file and its config do not belong together."
                     )
@@ -95,22 +97,22 @@ def read_transformer_config(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(
+        raise ModelError(
             f"There is no model at {path}. Give a downloaded LTX-2 .safetensors file or a diffusers pipeline folder."
         )
     if path.is_dir():
-        return _known_config(json.loads((_transformer_folder(path) / "config.json").read_text()))
+        return _known_config(read_json(_transformer_folder(path) / "config.json"))
     with _open(path, "cpu") as tensors:
         _check_is_transformer(path, list(tensors.keys()))
         metadata = tensors.metadata() or {}
     if "config" not in metadata:
-        raise ValueError(
+        raise ModelError(
             f"{path} has no `config` in its metadata, so the shape of the model is unknown. "
             "Use the official LTX-2 single file as it was published (re-saving drops the metadata)."
         )
     config = json.loads(metadata["config"])
     if "transformer" not in config:
-        raise ValueError(
+        raise ModelError(
             f"{path}: the `config` in its metadata has no `transformer` section (only: {', '.join(config)}). "
             "Use the official LTX-2 single file as it was published."
         )
@@ -138,20 +140,20 @@ def _open(path: Path, device: str) -> Any:
     try:
         return safe_open(path, framework="pt", device=device)
     except SafetensorError as error:
-        raise ValueError(
+        raise ModelError(
             f"{path} is not a whole .safetensors file ({error}). Download it again, or give the right file."
         ) from error
 
 
 def _check_is_transformer(path: Path, keys: list[str]) -> None:
     if any(".lora_" in key for key in keys):
-        raise ValueError(
+        raise ModelError(
             f"{path} is a LoRA, not a model. Give the base model here, and the LoRA as `model.load_checkpoint`."
         )
     if transformer_keys(keys):
         return
     components = sorted({name for prefix, name in _COMPONENTS.items() if any(k.startswith(prefix) for k in keys)})
-    raise ValueError(
+    raise ModelError(
         f"{path} holds no transformer: no key starts with {TRANSFORMER_PREFIX!r} "
         f"(it looks like: {', '.join(components) or 'something else'}; first keys: {', '.join(keys[:3]) or 'none'}). "
         "Give the LTX-2 transformer's or the all-in-one file, or a diffusers pipeline folder."
@@ -162,7 +164,7 @@ def _transformer_folder(path: Path) -> Path:
     for folder in (path / "transformer", path):
         if (folder / "config.json").is_file():
             return folder
-    raise FileNotFoundError(
+    raise ModelError(
         f"{path} has neither transformer/config.json nor config.json. Give a diffusers LTX-2 pipeline folder "
         "(the one with model_index.json) or a single .safetensors file."
     )
@@ -170,7 +172,7 @@ def _transformer_folder(path: Path) -> Path:
 
 def _known_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("_class_name") not in ("LTX2VideoTransformer3DModel", "LTXTransformer"):
-        raise ValueError(
+        raise ModelError(
             f"The folder's config.json describes {config.get('_class_name')}, not LTX2VideoTransformer3DModel. "
             "Give the folder of an LTX-2, 2.3 or 2.5 pipeline."
         )
@@ -191,12 +193,12 @@ def _folder_sources(folder: Path) -> dict[str, tuple[Path, str]]:
     """Parameter name → (file, key in it), whether the folder's weights are in one file or sharded."""
     index = folder / f"{_WEIGHTS}.index.json"
     if index.is_file():
-        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        files = sorted({folder / name for name in read_json(index)["weight_map"].values()})
     else:
         files = [folder / _WEIGHTS]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise FileNotFoundError(
+        raise ModelError(
             f"{folder} lacks {', '.join(missing)}. Download the folder again, completely, with its .safetensors files."
         )
     sources = {}
@@ -220,4 +222,4 @@ def _check_fit(path: Path, transformer: nn.Module, sources: Mapping[str, tuple[P
         lines.append("The file is quantised (it has scales): use the bf16 file of the same model.")
     else:
         lines.append("Use an official LTX-2, 2.3 or 2.5 file; a damaged download shows itself like this too.")
-    raise ValueError("\n".join(lines))
+    raise ModelError("\n".join(lines))

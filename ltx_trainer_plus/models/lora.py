@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor, nn
 
+from ltx_trainer_plus.errors import ModelError
 from ltx_trainer_plus.models.official import (
     LORA_PREFIX,
     TRANSFORMER_PREFIX,
@@ -32,7 +33,7 @@ def lora_target_names(transformer: nn.Module, patterns: Sequence[str], reachable
         reachable: the parameters that the loss reaches (`reachable_parameters`); others get no adapter.
 
     Raises:
-        ValueError: a pattern that matches no linear of the blocks, or only linears that the loss does not reach.
+        ModelError: a pattern that matches no linear of the blocks, or only linears that the loss does not reach.
             All such patterns are named together.
     """
     linears = [
@@ -63,7 +64,7 @@ def lora_target_names(transformer: nn.Module, patterns: Sequence[str], reachable
             "reaches them. Leave it out, or let that stream be generated in training_strategy."
         )
     if problems:
-        raise ValueError("lora.target_modules: " + "\n  ".join(problems))
+        raise ModelError("lora.target_modules: " + "\n  ".join(problems))
     chosen = {name for names in matches.values() for name in names if f"{name}.weight" in reachable}
     return [name for name in linears if name in chosen]
 
@@ -125,19 +126,19 @@ def lora_parameters_from_official(tensors: Mapping[str, Tensor], *, rank: int, a
     """Adapter parameters, named as in `named_parameters()`, from an official LoRA file's contents.
 
     Raises:
-        ValueError: a tensor that does not belong to an official LoRA file, or another rank.
+        ModelError: a tensor that does not belong to an official LoRA file, or another rank.
     """
     named = {}
     for key, value in tensors.items():
         layer, _, kind = key.removeprefix(LORA_PREFIX).removesuffix(".weight").rpartition(".")
         if not key.startswith(LORA_PREFIX) or not key.endswith(".weight") or kind not in ("lora_A", "lora_B"):
-            raise ValueError(
+            raise ModelError(
                 f"{key} is not a name in an official LTX LoRA file ({LORA_PREFIX}<layer>.lora_A.weight). "
                 "Give a LoRA that this trainer or the official one has written."
             )
         found = value.shape[0 if kind == "lora_A" else 1]
         if found != rank:
-            raise ValueError(
+            raise ModelError(
                 f"The LoRA file has rank {found} ({key}), the configuration asks for {rank}. Set lora.rank: {found}."
             )
         named[f"{from_official_name(layer)}.{kind}.{_ADAPTER}.weight"] = (
@@ -153,7 +154,7 @@ def load_lora(transformer: LTXTransformer, tensors: Mapping[str, Tensor], *, ran
     this run has no such adapter, nothing is lost by leaving it out.
 
     Raises:
-        ValueError: an adapter that the file lacks, or a trained one of the file without an adapter; both are named.
+        ModelError: an adapter that the file lacks, or a trained one of the file without an adapter; both are named.
     """
     own = {name: p for name, p in transformer.named_parameters() if _split_adapter_name(name)[1]}
     given = lora_parameters_from_official(tensors, rank=rank, alpha=alpha)
@@ -177,18 +178,18 @@ def add_trained_lora(transformer: LTXTransformer, tensors: Mapping[str, Tensor],
         The rank.
 
     Raises:
-        ValueError: not an official LoRA file, or one of another model.
+        ModelError: not an official LoRA file, or one of another model.
     """
     ranks = {value.shape[0] for key, value in tensors.items() if key.endswith(".lora_A.weight")}
     if len(ranks) != 1:
         found = f"adapters of ranks {sorted(ranks)}" if ranks else "no tensor named ...lora_A.weight"
-        raise ValueError(f"it holds {found}. Give a LoRA that this trainer or the official one has written.")
+        raise ModelError(f"it holds {found}. Give a LoRA that this trainer or the official one has written.")
     rank = ranks.pop()
     named = lora_parameters_from_official(tensors, rank=rank, alpha=rank)
     targets = list(dict.fromkeys(_split_adapter_name(name)[0] for name in named))
     known = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
     if strange := [name for name in targets if name not in known]:
-        raise ValueError(
+        raise ModelError(
             f"it adapts {len(strange)} layers that the model does not have, among them {strange[0]}. "
             "Use the base model that it was trained on."
         )
@@ -216,7 +217,7 @@ def load_full(transformer: LTXTransformer, tensors: Mapping[str, Tensor]) -> Non
     """Copy an official single file's contents into the transformer's parameters.
 
     Raises:
-        ValueError: a parameter that the file lacks, or a tensor of the file without a parameter; both are named.
+        ModelError: a parameter that the file lacks, or a tensor of the file without a parameter; both are named.
     """
     _copy_strictly("The weights file", dict(transformer.named_parameters()), full_parameters_from_official(tensors))
 
@@ -253,7 +254,7 @@ def _copy_strictly(what: str, own: Mapping[str, Tensor], given: Mapping[str, Ten
             for kind, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
             if names
         ]
-        raise ValueError(
+        raise ModelError(
             f"{what} does not fit what this run trains: {'; '.join(parts)}. Use the model, the lora.target_modules and "
             "the training_strategy that the file was made with."
         )

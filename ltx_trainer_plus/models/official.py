@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ltx_trainer_plus.errors import ModelError
+
 logger = logging.getLogger(__name__)
 
 TRANSFORMER_PREFIX = "model.diffusion_model."
@@ -127,7 +129,7 @@ def config_from_official(official: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `LTXTransformer` from the `transformer` section of an official file's config.
 
     Raises:
-        ValueError: a key whose value this project cannot honour; all of them are named together.
+        ModelError: a key whose value this project cannot honour; all of them are named together.
 
     Source: docs/design.md, "The model"; checked by loading tests/reference/ltx-2*-tiny.safetensors.
     """
@@ -142,7 +144,7 @@ def config_from_official(official: Mapping[str, Any]) -> dict[str, Any]:
         if key in official and official[key] not in choices
     ]
     if wrong:
-        raise ValueError(
+        raise ModelError(
             "The checkpoint's transformer config asks for what this project cannot do:\n"
             + "\n".join(wrong)
             + "\nUse an official LTX-2, 2.3 or 2.5 checkpoint."

@@ -10,6 +10,8 @@ import torch
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from safetensors import SafetensorError, safe_open
 
+from ltx_trainer_plus.errors import ModelError
+
 logger = logging.getLogger(__name__)
 
 _PREFIX = "model.diffusion_model."
@@ -47,22 +49,22 @@ def load_official_connectors(path: Path, dtype: torch.dtype, device: str | torch
     """Read the text projection and both connectors, each tensor straight to `device`.
 
     Raises:
-        ValueError: a file without a text side, or one that this project cannot honour.
+        ModelError: a file without a text side, or one that this project cannot honour.
     """
     try:
         file = safe_open(path, framework="pt", device=str(device))
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole .safetensors file ({error}).\n  Download it again.") from error
+        raise ModelError(f"{path} is not a whole .safetensors file ({error}).\n  Download it again.") from error
     with file:
         keys = connector_keys(file.keys())
         metadata = file.metadata() or {}
         if not keys or "config" not in metadata:
-            raise ValueError(no_text_side(path))
+            raise ModelError(no_text_side(path))
         shapes = {name: tuple(file.get_slice(key).get_shape()) for name, key in keys.items()}
         try:
             config = connector_config(json.loads(metadata["config"]).get("transformer", {}), shapes)
         except KeyError as missing:
-            raise ValueError(f"{path}: the text side lacks {missing}.\n  Download the file again.") from missing
+            raise ModelError(f"{path}: the text side lacks {missing}.\n  Download the file again.") from missing
         with torch.device("meta"):
             connectors = LTX2TextConnectors(**config)
         _check_fit(path, {name: tuple(value.shape) for name, value in connectors.state_dict().items()}, shapes)
@@ -99,7 +101,7 @@ def _check_fit(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mappi
         if expected[name] != found[name]
     ]
     if lines:
-        raise ValueError(
+        raise ModelError(
             f"{path}: the text side does not fit its own config ({len(lines)} tensors, among them):\n  "
             + "\n  ".join(lines[:5])
             + "\nUse the official file as it was published."
@@ -126,13 +128,13 @@ def connector_config(official: Mapping[str, Any], shapes: Mapping[str, tuple[int
         shapes: of the file's tensors, by the names that `connector_keys` gives them.
 
     Raises:
-        ValueError: a value that this project cannot honour.
+        ModelError: a value that this project cannot honour.
 
     Source: docs/design.md, "The model"; checked against tests/reference/ltx-2*-tiny-text-io.safetensors.
     """
     wrong = [f"  {key}: {official[key]!r}" for key, only in _ONLY_VALUE.items() if official.get(key, only) != only]
     if wrong:
-        raise ValueError(
+        raise ModelError(
             "The checkpoint's text projection is of a kind that this project does not know:\n"
             + "\n".join(wrong)
             + "\nUse an official LTX-2 or LTX-2.3 checkpoint."

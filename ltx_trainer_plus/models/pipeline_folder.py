@@ -1,9 +1,10 @@
 """Where each component lies in a diffusers pipeline folder, and what is missing there: metadata only."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from ltx_trainer_plus.errors import ModelError
+from ltx_trainer_plus.models.json_files import read_json
 from ltx_trainer_plus.models.official_text import has_text_side, no_text_side
 
 _NAMES = {
@@ -24,12 +25,11 @@ def component_folder(path: str | Path, name: str, what: str | None = None) -> Pa
         what: how errors call it; None = by its usual name.
 
     Raises:
-        ValueError: `path` is a single file (an official checkpoint).
-        FileNotFoundError: there is no such component, or not all of it.
+        ModelError: `path` is a single file (an official checkpoint), or there is no such component, or not all of it.
     """
     path, what = Path(path), what or _NAMES[name]
     if path.is_file():
-        raise ValueError(
+        raise ModelError(
             f"{path}: the {what} cannot be read from a single official file yet.\n"
             f"  Give a diffusers pipeline folder (the one with model_index.json and {name}/ in it)."
         )
@@ -38,7 +38,7 @@ def component_folder(path: str | Path, name: str, what: str | None = None) -> Pa
         found = (
             ", ".join(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "nothing: no such folder"
         )
-        raise FileNotFoundError(
+        raise ModelError(
             f"{path}: there is no {what} here ({name}/config.json is missing; found: {found}).\n"
             "  Give a complete diffusers pipeline folder."
         )
@@ -54,12 +54,11 @@ def text_encoder_folders(model_path: str | Path, text_encoder_path: str | Path |
         text_encoder_path: a Gemma folder (with its tokenizer in it or beside it), or a pipeline folder.
 
     Raises:
-        ValueError: a single file.
-        FileNotFoundError: no text encoder or no tokenizer there, or not all of it.
+        ModelError: a single file, or no text encoder or no tokenizer there, or not all of it.
     """
     path = Path(model_path if text_encoder_path is None else text_encoder_path)
     if path.is_file():
-        raise ValueError(
+        raise ModelError(
             f"{path}: the text encoder (Gemma) cannot be read from a single file yet.\n"
             "  Set model.text_encoder_path to a Gemma folder (config.json, model-*.safetensors, tokenizer.json), or to "
             "a diffusers pipeline folder of the model."
@@ -72,7 +71,7 @@ def text_encoder_folders(model_path: str | Path, text_encoder_path: str | Path |
     for candidate in (path / "tokenizer", path, path.parent / "tokenizer"):
         if any((candidate / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
             return folder, candidate
-    raise FileNotFoundError(
+    raise ModelError(
         f"{path}: there is no tokenizer here (neither tokenizer.json nor tokenizer/tokenizer.json).\n"
         "  Give a complete Gemma folder, or a diffusers pipeline folder with tokenizer/ in it."
     )
@@ -101,16 +100,16 @@ def check_components(
                 component_folder(path, name)
             elif not has_text_side(path):
                 problems.append(no_text_side(path))
-        except (ValueError, FileNotFoundError) as error:
+        except ModelError as error:
             problems.append(str(error))
     return problems
 
 
 def _check_weights(folder: Path) -> None:
     indices = list(folder.glob("*.safetensors.index.json"))
-    shards = {shard for index in indices for shard in json.loads(index.read_text())["weight_map"].values()}
+    shards = {shard for index in indices for shard in read_json(index)["weight_map"].values()}
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     if not shards and not any(folder.glob("*.safetensors")):
         missing = ["its .safetensors file"]
     if missing:
-        raise FileNotFoundError(f"{folder}: {', '.join(missing)} is missing.\n  Download the folder again, completely.")
+        raise ModelError(f"{folder}: {', '.join(missing)} is missing.\n  Download the folder again, completely.")

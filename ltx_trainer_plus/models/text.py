@@ -1,6 +1,5 @@
 """Prompts to what the transformer attends to: Gemma's hidden states, then the text connectors."""
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,9 @@ from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors, per_layer_ma
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
+from ltx_trainer_plus.errors import ModelError
 from ltx_trainer_plus.modality import TextContext
+from ltx_trainer_plus.models.json_files import read_json
 from ltx_trainer_plus.models.official_text import load_official_connectors
 from ltx_trainer_plus.models.pipeline_folder import component_folder, text_encoder_folders
 
@@ -95,13 +96,13 @@ class TextConnectors:
             (B, S, D) for the video connector and (B, S, D') for the audio connector; one tensor twice in LTX-2.
 
         Raises:
-            ValueError: the text encoder is not the one that these connectors were trained with.
+            ModelError: the text encoder is not the one that these connectors were trained with.
         """
         connectors, split = self._connectors, self._connectors.config["per_modality_projections"]
         width, layers = hidden.shape[2:]
         projection = connectors.video_text_proj_in if split else connectors.text_proj_in
         if width * layers != projection.in_features:
-            raise ValueError(
+            raise ModelError(
                 f"The text encoder gives {width} channels in {layers} layers (the embeddings counted), together "
                 f"{width * layers}; these connectors take {projection.in_features}.\n"
                 "  Set model.text_encoder_path to the Gemma that belongs to this model (Gemma-3-12B for LTX-2 and 2.3)."
@@ -186,13 +187,12 @@ def load_text_encoder(
         text_encoder_path: a Gemma folder (with its tokenizer in it), or a pipeline folder.
 
     Raises:
-        ValueError: a single file, or another kind of encoder.
-        FileNotFoundError: no text encoder or no tokenizer there.
+        ModelError: a single file, another kind of encoder, or no text encoder or tokenizer there.
     """
     folder, tokenizer_folder = text_encoder_folders(model_path, text_encoder_path)
-    architecture = (json.loads((folder / "config.json").read_text()).get("architectures") or ["unknown"])[0]
+    architecture = (read_json(folder / "config.json").get("architectures") or ["unknown"])[0]
     if architecture not in _ENCODERS:
-        raise ValueError(
+        raise ModelError(
             f"{folder}: LTX-2 models use no text encoder of kind {architecture} (but {' or '.join(_ENCODERS)}).\n"
             "  Use the text encoder of the model's own pipeline folder, or the Gemma-3-12B folder as it was published."
         )
@@ -214,8 +214,7 @@ def load_connectors(
     """Load the text connectors of a diffusers pipeline folder or of an official file that holds the text side.
 
     Raises:
-        ValueError: a file without a text side, or one that this project cannot honour.
-        FileNotFoundError: no connectors there.
+        ModelError: a file without a text side, one that this project cannot honour, or no connectors there.
     """
     path = Path(model_path)
     if path.is_file():

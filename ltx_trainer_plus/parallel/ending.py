@@ -1,6 +1,7 @@
 """How a launched program ends: with its own status, whatever its communication threads are doing."""
 
 import atexit
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,19 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def say_once(error: Exception) -> None:
+    """Print an error's message, unless some process of this launch has said the same. Waits for no other process."""
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    if _has_joined_a_group():
+        store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+        try:
+            if store.add(f"said/{hashlib.sha256(text.encode()).hexdigest()}", 1) > 1:
+                return
+        except RuntimeError:
+            pass  # the store ended with the process that kept it: better twice than never
+    print(text, file=sys.stderr, flush=True)
 
 
 def _has_joined_a_group() -> bool:

@@ -11,12 +11,14 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 
+from ltx_trainer_plus.errors import UserError
+
 # A rank that waits this long for the others reports it instead of waiting for ever. Loading a big model on a slow
 # disk and validating many samples on one rank both fit well inside.
 _COLLECTIVE_TIMEOUT = timedelta(minutes=60)
 
 
-class LaunchError(RuntimeError):
+class LaunchError(UserError, RuntimeError):
     """The way the program was launched cannot work; the message says what to change."""
 
 

@@ -17,7 +17,7 @@ from ltx_trainer_plus.step.ema import WeightAverage
 from ltx_trainer_plus.step.sums import MetricWindow, PendingMetrics
 from ltx_trainer_plus.tracking.tracker import Tracker
 from ltx_trainer_plus.validation.held_out import HeldOutLoss
-from ltx_trainer_plus.validation.runner import SamplesError, ValidationRunner
+from ltx_trainer_plus.validation.runner import SamplerFault, SamplesError, ValidationRunner
 
 logger = logging.getLogger(__name__)
 
@@ -201,8 +201,9 @@ class TrainingLoop:
         try:
             with self._validated_weights():
                 samples = self._validation.run(self._handle, step)
-        except SamplesError as error:
+        except (SamplesError, SamplerFault) as error:
             if self._config.validation.on_error == "raise":
+                error.add_note("  Samples that cannot be made are left out with validation.on_error=warn.")
                 raise
             if self._topology.is_main:
                 logger.warning("%s\n  Training goes on without them (validation.on_error: warn).", error)

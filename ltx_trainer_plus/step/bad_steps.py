@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.parallel.collectives import gather_from_data_ranks
 from ltx_trainer_plus.parallel.topology import Topology
 
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 _MOST_NAMED = 8
 
 
-class BadStepsError(RuntimeError):
+class BadStepsError(UserError, RuntimeError):
     """Too many steps in a row were not finite; the message names their samples."""
 
 

@@ -35,7 +35,7 @@ def encode_validation_prompts(config: TrainerConfig, topology: Topology) -> Prom
     receive the result, so a host holds one text encoder however many processes it runs.
 
     Raises:
-        ValueError, FileNotFoundError: see `load_text_encoder` and `load_connectors`.
+        ModelError: see `load_text_encoder` and `load_connectors`.
     """
     return from_main(lambda: _encode(config, topology.device), topology)
 

@@ -70,7 +70,7 @@ class SampleDecoder:
             references: to be shown to the left of the result, each (F, H, W, 3) uint8 of the same shape of picture.
 
         Raises:
-            ValueError, FileNotFoundError: `model_path` has no VAE or vocoder that can be loaded.
+            ModelError: `model_path` has no VAE or vocoder that can be loaded.
         """
         if any(tokens is not None and not bool(tokens.isfinite().all()) for tokens in (video, audio)):
             logger.warning(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ltx_trainer_plus.config import ValidationConfig
+from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.schedule import inference_sigmas
 from ltx_trainer_plus.media.audio import write_wav
@@ -99,6 +100,7 @@ class ValidationRunner:
 
         Raises:
             SamplesError: some rank could not make its samples; on every rank.
+            SamplerFault: the same, for a fault of the program.
         """
         files: list[SampleFile] = []
         failure: Exception | None = None
@@ -113,12 +115,14 @@ class ValidationRunner:
                 failure = error
         self._progress.validation_done()
         told = f"process {self._topology.rank}: {type(failure).__name__}: {failure}" if failure else None
-        everyones = gather_objects((files, told), self._topology)
-        if failures := [told for _, told in everyones if told is not None]:
-            raise SamplesError("The samples could not be made:\n" + "\n".join(f"  {told}" for told in failures)) from (
-                failure
-            )
-        return sorted((file for rank, _ in everyones for file in rank), key=lambda file: file.index)
+        is_fault = failure is not None and not isinstance(failure, _CAN_BE_MENDED)
+        everyones = gather_objects((files, told, is_fault), self._topology)
+        if failures := [told for _, told, _ in everyones if told is not None]:
+            text = "The samples could not be made:\n" + "\n".join(f"  {told}" for told in failures)
+            if any(is_fault for _, _, is_fault in everyones):
+                raise SamplerFault(text) from failure
+            raise SamplesError(text) from failure
+        return sorted((file for files, _, _ in everyones for file in files), key=lambda file: file.index)
 
     def _write_own(
         self,
@@ -201,8 +205,15 @@ class ValidationRunner:
         return denoise(handle, state, self._guidance, self._sigmas, on_step, at_least=forwards)
 
 
-class SamplesError(RuntimeError):
+class SamplesError(UserError, RuntimeError):
     """Samples could not be made; every rank raises it alike, with what went wrong on which."""
+
+
+class SamplerFault(RuntimeError):
+    """Samples could not be made, and nobody but a programmer can mend it; every rank raises it alike."""
+
+
+_CAN_BE_MENDED = (UserError, OSError, MemoryError, torch.OutOfMemoryError)
 
 
 class _Stopped(Exception):

@@ -225,7 +225,7 @@ def test_steps_that_are_not_finite_end_the_run_and_nothing_is_saved(forked: dict
 
 def test_a_corrupt_sample_ends_the_run_by_name_or_is_replaced_and_counted(forked: dict[str, Any]) -> None:
     forks, number = forked["forks"], forked["corrupt raise"]
-    assert forks.statuses[number] == 1
+    assert forks.statuses[number] == 2
     assert "clip_00.safetensors: 1024 of 1024 numbers are not finite" in forks.output(number)
     number = forked["corrupt skip"]
     assert forks.statuses[number] == 0, forks.output(number)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import LTX2Pipeline
 
+from ltx_trainer_plus.errors import ModelError
 from ltx_trainer_plus.models.components import (
     AudioDecoder,
     VideoVAE,
@@ -146,7 +147,7 @@ def test_official_single_files_are_refused_by_name(load, name: str, reference: P
     with pytest.raises(ValueError, match=rf"{name} cannot be read from a single official file(.|\n)*pipeline folder"):
         load(reference / "ltx-2.3-tiny.safetensors")
     (tmp_path / "transformer").mkdir()
-    with pytest.raises(FileNotFoundError, match=rf"no {name} here(.|\n)*found: transformer"):
+    with pytest.raises(ModelError, match=rf"no {name} here(.|\n)*found: transformer"):
         load(tmp_path)
 
 

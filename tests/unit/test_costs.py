@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ltx_trainer_plus.errors import UsageError
 from ltx_trainer_plus.measure.activations import activations
 from ltx_trainer_plus.measure.bench import BENCH_CPU, BENCH_CPU_MODEL, BENCH_GPU, LTX_2_3, bench_config, random_handle
 from ltx_trainer_plus.measure.bench import random_inputs as inputs_of
@@ -194,5 +195,5 @@ def test_micro_steps_gather_each_time_and_reduce_once() -> None:
 
 def test_hsdp_needs_gpus_that_its_copies_divide() -> None:
     parameters = Parameters(block=1000, blocks=4, root=500, adapters=80)
-    with pytest.raises(ValueError, match="hsdp: 2 GPUs"):
+    with pytest.raises(UsageError, match="hsdp: 2 GPUs"):
         layout_cost("hsdp", 2, parameters, OPERATIONS, 0, MACHINE)

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from ltx_trainer_plus.errors import ModelError
 from ltx_trainer_plus.models import load_transformer, read_transformer_config, transformer_on_meta
 from ltx_trainer_plus.models.lora import official_full_tensors
 from ltx_trainer_plus.models.official import config_from_official, config_to_official
@@ -111,12 +112,12 @@ def test_the_structure_is_known_without_reading_weights(official: Path) -> None:
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no model at .*nowhere\.safetensors"):
+    with pytest.raises(ModelError, match=r"no model at .*nowhere\.safetensors"):
         load_transformer(tmp_path / "nowhere.safetensors")
 
 
 def test_a_folder_without_a_transformer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="diffusers LTX-2 pipeline folder"):
+    with pytest.raises(ModelError, match="diffusers LTX-2 pipeline folder"):
         load_transformer(tmp_path)
 
 
@@ -129,7 +130,7 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_lacks_a_shard_is_refused(official: Path, tmp_path: Path) -> None:
     load_transformer(official).save_pretrained(tmp_path, max_shard_size="100KB")
     sorted(tmp_path.glob("*.safetensors"))[1].unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks diffusion_pytorch_model-00002-of-\d+\.safetensors"):
+    with pytest.raises(ModelError, match=r"lacks diffusion_pytorch_model-00002-of-\d+\.safetensors"):
         load_transformer(tmp_path)
 
 

@@ -9,6 +9,7 @@ import torch
 from diffusers import LTX2Pipeline
 from safetensors.torch import load_file, save_file
 
+from ltx_trainer_plus.errors import ModelError
 from ltx_trainer_plus.models.official_text import connector_config, connector_keys
 from ltx_trainer_plus.models.text import TextConnectors, TextEncoder, encode_prompts, load_connectors, load_text_encoder
 
@@ -132,14 +133,14 @@ def test_text_files_that_cannot_be_read_are_refused_by_name(reference: Path, tin
         load_text_encoder(tiny_pipeline, monolith)
     with pytest.raises(ValueError, match="no text side in this file"):
         load_connectors(reference / "ltx-2.3-tiny.safetensors")
-    with pytest.raises(FileNotFoundError, match="no text connectors here"):
+    with pytest.raises(ModelError, match="no text connectors here"):
         load_connectors(tiny_pipeline / "vae")
     (tmp_path / "cut.safetensors").write_bytes(monolith.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"not a whole \.safetensors file"):
         load_connectors(tmp_path / "cut.safetensors")
 
     shutil.copytree(tiny_pipeline / "text_encoder", tmp_path / "gemma")
-    with pytest.raises(FileNotFoundError, match="no tokenizer here"):
+    with pytest.raises(ModelError, match="no tokenizer here"):
         load_text_encoder(tiny_pipeline, tmp_path / "gemma")
     config = json.loads((tmp_path / "gemma" / "config.json").read_text())
     (tmp_path / "gemma" / "config.json").write_text(json.dumps({**config, "architectures": ["T5EncoderModel"]}))

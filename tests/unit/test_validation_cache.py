@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ltx_trainer_plus.config import TrainerConfig
+from ltx_trainer_plus.errors import ModelError
 from ltx_trainer_plus.models.text import TextConnectors, TextEncoder, encode_prompts, load_connectors, load_text_encoder
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation import cache
@@ -78,7 +79,7 @@ def test_a_failure_of_the_main_process_reaches_the_others_instead_of_leaving_the
     sent: list[object] = []
     monkeypatch.setattr(dist, "broadcast_object_list", lambda box, **_: sent.extend(box))
     main_of_two = Topology(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ModelError):
         encode_validation_prompts(config_for(tmp_path), main_of_two)
     assert sent
 
