@@ -19,8 +19,9 @@ from ltx_trainer_plus.config.conditions import (
 )
 from ltx_trainer_plus.data.batch import Batch, ReferenceClip
 from ltx_trainer_plus.data.precomputed import SampleShape
-from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions, patchify_audio, patchify_video
-from ltx_trainer_plus.flow.references import ReferenceScale, reference_video_positions
+from ltx_trainer_plus.flow.positions import LatentGeometry
+from ltx_trainer_plus.flow.references import ReferenceScale, audio_reference, video_reference
+from ltx_trainer_plus.flow.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class Target:
 
     Attributes:
         size: latent (frames, height, width) of a video, (steps,) of an audio stream. T is their product.
-        positions: (B, 3, T, 2) or (B, 1, T, 2), as in `Modality`.
+        tokens: all of them, clean.
         batch: what was read from the prepared data.
     """
 
     stream: Stream
     size: tuple[int, ...]
-    positions: Tensor
+    tokens: Tokens
     batch: Batch
     geometry: LatentGeometry
 
@@ -48,13 +49,14 @@ class Fault:
     text: str
 
 
-def given_cells(condition: TrainingCondition, target: Target) -> Tensor:
+def given_tokens(condition: TrainingCondition, target: Target) -> Tensor:
     """What a condition gives: clean, at noise level 0, out of the loss.
 
     Returns:
-        (*size) or (B, *size) bool, True where a latent cell (audio: a latent step) is given.
+        (B, T) bool, True where a token is given.
     """
-    given = torch.zeros(target.size, dtype=torch.bool, device=target.positions.device)
+    clean = target.tokens.latent
+    given = torch.zeros(target.size, dtype=torch.bool, device=clean.device)
     match condition:
         case FirstFrameCondition():
             given[:1] = True
@@ -68,7 +70,7 @@ def given_cells(condition: TrainingCondition, target: Target) -> Tensor:
             given = target.batch.masks[folder] > 0.5
         case _:
             raise NotImplementedError(f"{condition.type}: nothing says which tokens it gives. Add a case above.")
-    return given
+    return given.expand(len(clean), *target.size).flatten(1)
 
 
 def fault(
@@ -105,34 +107,13 @@ def fault(
     return None
 
 
-@dataclass(frozen=True)
-class ReferenceTokens:
-    """Clean tokens (B, R, C) float32 that come before the target's, and where they lie.
-
-    `single_frame`: how many of them, from the first, are of a latent frame that is a single pixel frame.
-    """
-
-    latent: Tensor
-    positions: Tensor
-    single_frame: int
-
-
-def reference_tokens(condition: ReferenceCondition, target: Target) -> ReferenceTokens:
+def reference_tokens(condition: ReferenceCondition, target: Target) -> Tokens:
     """Another clip before the target's tokens: IC-LoRA."""
     clip = target.batch.references[condition.latents_dir]
     if target.stream == "audio":
-        positions = audio_positions(clip.latent.shape[2], target.geometry, clip.latent.device)
-        return ReferenceTokens(patchify_audio(clip.latent).float(), positions.expand(len(clip.latent), -1, -1, -1), 0)
-    size = clip.latent.shape[2:]
-    positions = reference_video_positions(
-        size,
-        _rates(clip),
-        _rates(target.batch),
-        ReferenceScale.between(target.size, size),
-        target.geometry,
-        clip.latent.device,
-    )
-    return ReferenceTokens(patchify_video(clip.latent).float(), positions, single_frame=size[1] * size[2])
+        return audio_reference(clip.latent, target.geometry)
+    scale = ReferenceScale.between(target.size, clip.latent.shape[2:])
+    return video_reference(clip.latent, _rates(clip), _rates(target.batch), scale, target.geometry)
 
 
 def scale_of(condition: ReferenceCondition, size: Sequence[int], sample: SampleShape) -> ReferenceScale:

@@ -9,15 +9,10 @@ from torch import Tensor
 
 from ltx_trainer_plus.config.conditions import ReferenceCondition, Stream, TrainingCondition
 from ltx_trainer_plus.data.batch import Batch
-from ltx_trainer_plus.flow.positions import (
-    LatentGeometry,
-    audio_positions,
-    patchify_audio,
-    patchify_video,
-    video_positions,
-)
+from ltx_trainer_plus.flow.positions import LatentGeometry, audio_positions, video_positions
+from ltx_trainer_plus.flow.tokens import Given, tokens_of
 from ltx_trainer_plus.modality import Modality, TextContext
-from ltx_trainer_plus.strategies.conditions import Target, given_cells, reference_tokens
+from ltx_trainer_plus.strategies.conditions import Target, given_tokens, reference_tokens
 from ltx_trainer_plus.strategies.draws import Draws, FlowMatchingSettings, StreamDraws, draw_references, draw_stream
 
 
@@ -161,97 +156,44 @@ class FlexibleStrategy:
     def _video(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
         latent = _present(batch.video_latent, "video")
         frames, height, width = latent.shape[2:]
-        positions = video_positions(
-            frames, height, width, _present(batch.fps, "video"), self.geometry, device=latent.device
-        )
-        target = Target("video", (frames, height, width), positions, batch, self.geometry)
-        return self._stream(target, patchify_video(latent), draws.of_video, context.video, context.mask)
+        fps = _present(batch.fps, "video")
+        tokens = tokens_of(latent, video_positions(frames, height, width, fps, self.geometry, latent.device))
+        if not self.uses_keyframes:
+            tokens = replace(tokens, keyframes_mask=None)
+        target = Target("video", (frames, height, width), tokens, batch, self.geometry)
+        return self._stream(target, draws.of_video, context.video, context.mask)
 
     def _audio(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
         latent = _present(batch.audio_latent, "audio")
-        steps = latent.shape[2]
-        positions = audio_positions(steps, self.geometry, device=latent.device).expand(len(latent), -1, -1, -1)
-        target = Target("audio", (steps,), positions, batch, self.geometry)
-        return self._stream(target, patchify_audio(latent), draws.of_audio, context.audio, context.mask)
+        positions = audio_positions(latent.shape[2], self.geometry, latent.device).expand(len(latent), -1, -1, -1)
+        target = Target("audio", (latent.shape[2],), tokens_of(latent, positions), batch, self.geometry)
+        return self._stream(target, draws.of_audio, context.audio, context.mask)
 
-    def _stream(
-        self, target: Target, clean: Tensor, drawn: StreamDraws, context: Tensor, context_mask: Tensor | None
-    ) -> _Prepared:
+    def _stream(self, target: Target, drawn: StreamDraws, context: Tensor, context_mask: Tensor | None) -> _Prepared:
         """One stream at its noise level; without one it is frozen: clean, and out of the loss."""
-        clean = clean.float()
-        sigma, latent = drawn.sigma, clean
-        velocity = loss_mask = None
+        clean, sigma = target.tokens.latent, drawn.sigma
         if sigma is None or drawn.noise is None:
-            sigma = torch.zeros(len(clean), device=clean.device)
-        else:
-            # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (docs/design.md, "The objective").
-            level = sigma.view(-1, 1, 1)
-            latent, velocity = (1 - level) * clean + level * drawn.noise, drawn.noise - clean
-            loss_mask = torch.ones(clean.shape[:2], device=clean.device)
-        modality = Modality(
-            latent=latent,
-            sigma=sigma,
-            timesteps=sigma.view(-1, 1),
-            positions=target.positions,
-            context=context,
-            context_mask=context_mask,
-            keyframes_mask=self._marks(target, clean, first=clean.shape[1] // target.size[0]),
+            frozen = replace(target.tokens, is_frozen=True)
+            return _Prepared(frozen.modality(clean.new_zeros(len(clean)), context, context_mask), None, None)
+        # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (DESIGN §5).
+        level = sigma.view(-1, 1, 1)
+        noisy = replace(target.tokens, latent=(1 - level) * clean + level * drawn.noise)
+        tokens = noisy.with_given(self._given(target, drawn))
+        return _Prepared(
+            tokens.modality(sigma, context, context_mask), drawn.noise - clean, tokens.is_generated.float()
         )
-        if loss_mask is None:
-            return _Prepared(modality, None, None)
-        modality, loss_mask = self._with_given_tokens(target, modality, loss_mask, clean, drawn.given)
-        for reference, holds in zip(self._references[target.stream], drawn.references, strict=True):
-            if holds:
-                modality, loss_mask = self._with_reference(target, modality, loss_mask, reference)
-        return _Prepared(modality, velocity, loss_mask)
 
-    def _with_given_tokens(
-        self, target: Target, modality: Modality, loss_mask: Tensor, clean: Tensor, given: Tensor | None
-    ) -> tuple[Modality, Tensor]:
-        conditions = self._conditions[target.stream]
-        if given is None or not (conditions or self._references[target.stream]):
-            return modality, loss_mask
-        tokens = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device)
-        for j, condition in enumerate(conditions):
-            tokens = tokens | (
-                given_cells(condition, target).expand(len(clean), *target.size).flatten(1) & given[:, j : j + 1]
-            )
+    def _given(self, target: Target, drawn: StreamDraws) -> Given:
+        conditions, references = self._conditions[target.stream], self._references[target.stream]
+        if drawn.given is None or not (conditions or references):
+            return Given()
+        clean = target.tokens.latent
         # Per token also where this batch drew no condition: a second form of the inputs would be compiled apart.
-        timesteps = torch.where(tokens, 0.0, modality.sigma.view(-1, 1))
-        latent = torch.where(tokens.unsqueeze(-1), clean, modality.latent)
-        return replace(modality, latent=latent, timesteps=timesteps), loss_mask * ~tokens
-
-    def _with_reference(
-        self, target: Target, modality: Modality, loss_mask: Tensor, reference: ReferenceCondition
-    ) -> tuple[Modality, Tensor]:
-        """Put clean tokens between the references that are there already and the target."""
-        added = reference_tokens(reference, target)
-        zeros = torch.zeros(added.latent.shape[:2], device=loss_mask.device)
-        length = target.positions.shape[2]
-
-        def put(new: Tensor, own: Tensor, dim: int = 1) -> Tensor:
-            before, after = own.split([own.shape[dim] - length, length], dim)
-            return torch.cat([before, new, after], dim)
-
-        keyframes = modality.keyframes_mask
-        marks = self._marks(target, added.latent, first=added.single_frame)
-        modality = replace(
-            modality,
-            latent=put(added.latent, modality.latent),
-            timesteps=put(zeros, modality.timesteps),
-            positions=put(added.positions, modality.positions, dim=2),
-            keyframes_mask=None if keyframes is None or marks is None else put(marks, keyframes),
-        )
-        return modality, put(zeros, loss_mask)
-
-    def _marks(self, target: Target, tokens: Tensor, *, first: int) -> Tensor | None:
-        if not self.uses_keyframes or target.stream == "audio":
-            return None
-        # The causal first latent frame is one pixel frame. Inference marks it; a model trained without the mark
-        # would meet it there for the first time.
-        marks = torch.zeros(*tokens.shape[:2], 1, device=tokens.device)
-        marks[:, :first] = 1
-        return marks
+        is_given = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device)
+        for j, condition in enumerate(conditions):
+            is_given = is_given | (given_tokens(condition, target) & drawn.given[:, j : j + 1])
+        chosen = zip(references, drawn.references, strict=True)
+        return Given(clean, is_given, tuple(reference_tokens(one, target) for one, holds in chosen if holds))
 
 
 def _token_shape(latent: Tensor | None, stream: str) -> tuple[int, int]:
