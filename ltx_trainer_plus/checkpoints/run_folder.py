@@ -48,6 +48,16 @@ class RunFolder:
         """The resolved configuration."""
         return self.path / "training_config.yaml"
 
+    @property
+    def starts(self) -> Path:
+        """When and with which configuration the run was started and resumed, a JSON object for each."""
+        return self.path / "starts.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The page that `ltx-trainer-plus report` makes of the run."""
+        return self.path / "report.html"
+
     @classmethod
     def open(cls, output_dir: Path | str, *, resuming: bool) -> "RunFolder":
         """Create the folder where it is missing, and hold it until `close` or the end of the process.

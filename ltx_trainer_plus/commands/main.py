@@ -11,7 +11,7 @@ from typing import NoReturn
 from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.parallel.ending import run_and_exit, say_once
 
-COMMANDS = ("train", "prepare", "sample", "plan", "benchmark", "demo")
+COMMANDS = ("train", "prepare", "sample", "plan", "benchmark", "report", "demo")
 
 
 def run_command(name: str, arguments: Sequence[str] | None = None, *, prog: str | None = None) -> int:

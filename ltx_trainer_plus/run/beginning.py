@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ltx_trainer_plus.checkpoints.continuation import check_continuation, config_changes
+from ltx_trainer_plus.checkpoints.continuation import Change, check_continuation, config_changes
 from ltx_trainer_plus.checkpoints.resume import Found, find_checkpoint
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.checkpoints.saved_state import read_state, read_state_header
@@ -15,6 +15,7 @@ from ltx_trainer_plus.config import TrainerConfig, config_as_dict, save_config
 from ltx_trainer_plus.data.position import DataPosition, data_set_key
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.run.starts import record_start
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
         found, data = None, fresh
         tracker_ids: dict[str, str] = {}
         notes: list[str] = []
+        changes: list[Change] = []
         if config.model.load_checkpoint is not None:
             found = find_checkpoint(config.model.load_checkpoint, folder, weights_only=config.checkpoints.no_resume)
             notes += found.notes
@@ -85,6 +87,7 @@ def find_beginning(config: TrainerConfig, topology: Topology, samples: Sequence[
         if found is not None and resuming and (aside := store.set_aside_after(found.step)):
             notes.append(f"Checkpoints after step {found.step} were moved to {aside}")
         save_config(config, folder.config)
+        record_start(folder.starts, config_as_dict(config), data.step, found.weights if found else None, changes)
         for note in notes:
             logger.warning(note)
         return found, data, tracker_ids

@@ -11,8 +11,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ltx_trainer_plus.checkpoints.continuation import Change
+from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
+from ltx_trainer_plus.run.starts import read_starts
 from ltx_trainer_plus.step.train_step import TrainStep
 from tests.damage import empty, flip_a_bit, replace_by_a_foreign_file, truncate
 from tests.runs import joint_run, losses, metrics, train, write_prepared_data
@@ -272,3 +275,20 @@ def test_tensorboard_shows_a_resumed_run_as_one_that_was_never_stopped(settings:
     shown = [(event.step, event.value) for event in events.Scalars("loss")]
     assert shown == [(step, pytest.approx(loss)) for step, loss in enumerate(losses(folder), start=1)]
     assert len(shown) == 5
+
+
+def test_the_run_folder_says_when_and_with_what_the_run_was_started(settings: Settings, tmp_path: Path) -> None:
+    folder = RunFolder(Path(settings["output_dir"]))
+    train(settings)
+    train(settings, f"model.load_checkpoint={checkpoint(settings, 3)}", "optimization.learning_rate=5e-4")
+    train(settings, f"model.load_checkpoint={checkpoint(settings, 3)}", f"output_dir={tmp_path / 'branch'}")
+    first, second = read_starts(folder.starts)
+    assert (first.step, first.weights, first.changes) == (0, None, ())
+    assert (second.step, second.weights) == (3, str(checkpoint(settings, 3)))
+    assert second.changes == (Change("optimization.learning_rate", 1e-3, 5e-4),)
+    assert first.config["optimization"]["learning_rate"] == 1e-3
+    assert second.config["optimization"]["learning_rate"] == 5e-4
+    assert first.time < second.time
+    (branch,) = read_starts(RunFolder(tmp_path / "branch").starts)
+    # Of the state at step 3, which the first start wrote with the same settings.
+    assert (branch.step, branch.changes) == (3, ())
