@@ -31,6 +31,7 @@ CALLED = {
     "sample": ("ltx_trainer_plus.sampling.generate_samples", ["RUN"]),
     "plan": ("ltx_trainer_plus.measure.estimate.estimate", ["ltx-2.3", "RUN"]),
     "benchmark": ("ltx_trainer_plus.measure.bench_run.variants", ["--bench", "cpu"]),
+    "report": ("ltx_trainer_plus.report.run_files.read_run", ["HERE"]),
     "demo": ("ltx_trainer_plus.demo.data.make_demo_data", ["--data-only", "--output", "HERE"]),
 }
 
