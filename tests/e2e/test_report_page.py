@@ -1,6 +1,7 @@
 """The report of a run, opened in a real browser."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ltx_trainer_plus.commands.main import main
 from ltx_trainer_plus.media.video import write_video
 from ltx_trainer_plus.run.starts import record_start
 from tests.browser import Browser, browser
+from tests.runs import VALIDATION, joint_run, train, write_prepared_data
 
 STEPS = 200
 PROMPT = 'a ball </script><script>document.title = "taken"</script> & "more"'
@@ -41,18 +43,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as opened:
+def opened(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as window:
         assert main(["report", str(run)]) == 0
-        opened.open("about:blank")
-        opened.requests()  # those of the browser's own first page
-        opened.open((run / "report.html").as_uri())
-        yield opened
+        window.open("about:blank")
+        window.requests()  # those of the browser's own first page
+        window.open((run / "report.html").as_uri())
+        yield window
 
 
-@pytest.fixture(autouse=True)
-def _whole_run(page: Browser) -> None:
-    page.run("zoom(null)")
+@pytest.fixture
+def page(opened: Browser) -> Browser:
+    """The run's page, showing the whole run."""
+    opened.run("zoom(null)")
+    return opened
 
 
 def shown_steps(page: Browser, chart: int = 0) -> list[float]:
@@ -171,3 +175,25 @@ def test_texts_and_configuration_are_shown_as_they_are(page: Browser) -> None:
     assert page.run("return document.getElementById('config').innerText") == json.dumps(CONFIG, indent=2)
     assert "Step 200 of 200" in page.run("return document.body.innerText")
     assert page.run("return document.title") == "a run #1"
+
+
+def test_a_real_run_without_wandb_has_its_curves_samples_and_configuration_on_the_page(
+    tiny_pipeline: Path, tmp_path: Path
+) -> None:
+    data = write_prepared_data(tmp_path / "data")
+    settings = joint_run(tiny_pipeline, data, tmp_path / "run")
+    settings |= {"validation": {**VALIDATION, "loss": {"fraction": 0.2}}}
+    train(settings)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    titles = re.findall("<figcaption>(?!step)(.*?)</figcaption>", page)
+    assert {"Loss", "Held-out loss", "Learning rate", "Gradient norm (before clipping)", "Step time (s)"} <= {*titles}
+    assert any(title.startswith("Video loss by noise level") for title in titles)
+    assert any(title.startswith("Audio loss by noise level") for title in titles)
+    videos = re.findall('<video [^>]*src="(.*?)"', page)
+    assert videos == [f"samples/step_00000{step}_{number}.mp4" for number in (1, 2) for step in (0, 2, 4)]
+    assert all((tmp_path / "run" / video).is_file() for video in videos)
+    assert "<h3>1. a ball</h3>" in page
+    assert "<h3>2. a square</h3>" in page
+    assert "Step 4 of 4" in page
+    assert "prompt: a square" in page.rpartition('<pre id="config">')[2]
