@@ -261,7 +261,7 @@ def validation_problems(
     factors = (geometry.temporal, geometry.spatial)
     if has_video:
         factors = read_vae_factors(config.model.model_path)
-    problems = [Problem(*text.split(": ", 1)) for text in check_validation(validation, factors, num_blocks)]
+    problems = check_validation(validation, factors, num_blocks)
     # Files are read only for conditions that could be met.
     return problems or check_condition_files(requests, geometry)
 

@@ -9,7 +9,7 @@ from ltx_trainer_plus.config.strategy import StrategyConfig, StreamConfig
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset, SampleShape
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.flow.references import ReferenceScale
-from ltx_trainer_plus.strategies.conditions import Fault, fault, scale_of
+from ltx_trainer_plus.strategies.conditions import fault, scale_of
 
 _NAMED = 3  # samples that an error lists
 
@@ -22,15 +22,15 @@ def condition_problems(
     problems: list[Problem] = []
     for stream, index, condition in _conditions(strategy):
         path = f"training_strategy.{stream}.conditions.{index}"
-        faults: dict[Fault, list[str]] = {}
+        faults: dict[Problem, list[str]] = {}
         for shape, names in shapes.items():
             found = fault(condition, stream, _size(stream, shape), shape, geometry)
             if found is not None:
                 faults.setdefault(found, []).extend(names)
         for one, names in faults.items():
-            given = getattr(condition, one.field)
+            given = getattr(condition, one.path)
             given = list(given) if isinstance(given, tuple) else given
-            problems.append(Problem(f"{path}.{one.field}", f"{_listed(names)}: {one.text}", given))
+            problems.append(Problem(f"{path}.{one.path}", f"{_listed(names)}: {one.message}", given, one.remedy))
     return problems or _different_scales(strategy, shapes)
 
 

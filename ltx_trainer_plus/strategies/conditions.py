@@ -17,6 +17,7 @@ from ltx_trainer_plus.config.conditions import (
     TrainingCondition,
     region_fault,
 )
+from ltx_trainer_plus.config.problems import Problem
 from ltx_trainer_plus.data.batch import Batch, ReferenceClip
 from ltx_trainer_plus.data.precomputed import SampleShape
 from ltx_trainer_plus.flow.positions import LatentGeometry
@@ -39,14 +40,6 @@ class Target:
     tokens: Tokens
     batch: Batch
     geometry: LatentGeometry
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a condition cannot work with a sample: the field to change (of the condition) and a sentence."""
-
-    field: str
-    text: str
 
 
 def given_tokens(condition: TrainingCondition, target: Target) -> Tensor:
@@ -75,13 +68,16 @@ def given_tokens(condition: TrainingCondition, target: Target) -> Tensor:
 
 def fault(
     condition: TrainingCondition, stream: Stream, size: tuple[int, ...], sample: SampleShape, geometry: LatentGeometry
-) -> Fault | None:
-    """What makes a condition impossible with samples of this shape (`size` as in `Target`), found before training."""
+) -> Problem | None:
+    """What makes a condition impossible with samples of this shape (`size` as in `Target`), found before training.
+
+    Its path is the condition's field.
+    """
     match condition:
         case PrefixCondition(temporal_boundary=boundary) | SuffixCondition(temporal_boundary=boundary):
             if boundary >= size[0]:
                 unit = "latent frames" if stream == "video" else "latent steps"
-                return Fault(
+                return Problem(
                     "temporal_boundary",
                     f"gives {boundary} {unit} of a clip that has {size[0]}: nothing is left to generate. Set it below "
                     f"{size[0]}, or train longer clips",
@@ -89,11 +85,11 @@ def fault(
         case SpatialCropCondition(spatial_region=region):
             height, width = (cells * geometry.spatial for cells in size[1:])
             if found := region_fault(region, height, width, cell=geometry.spatial):
-                return Fault("spatial_region", ". ".join(found))
+                return Problem("spatial_region", ". ".join(found))
         case MaskCondition(mask_dir=folder):
             mask = dict(sample.masks)[folder]
             if mask != size:
-                return Fault(
+                return Problem(
                     "mask_dir",
                     f"its mask is of size {_times(mask)}, the latents are {_times(size)}: a mask has one number for "
                     "each latent position. Prepare the masks again from these clips",
@@ -103,7 +99,7 @@ def fault(
                 scale_of(condition, size, sample)
             except ValueError as error:
                 text = f"{error}. Prepare the references again at a whole fraction of the target's size"
-                return Fault("latents_dir", text)
+                return Problem("latents_dir", text)
     return None
 
 

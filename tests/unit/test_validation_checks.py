@@ -37,7 +37,8 @@ def test_what_fits_has_no_problems() -> None:
 
 def test_all_wrong_sizes_of_all_samples_are_reported_with_the_nearest_right_ones() -> None:
     samples = [{"prompt": "a"}, {"prompt": "b", "video_dims": [100, 16, 24]}, {"prompt": "c"}]
-    assert check_validation(section(samples=samples, video_dims=[960, 540, 89]), FACTORS, num_blocks=3) == [
+    problems = check_validation(section(samples=samples, video_dims=[960, 540, 89]), FACTORS, num_blocks=3)
+    assert [str(problem) for problem in problems] == [
         "validation.video_dims: [960, 540, 89]: height 540 is not a multiple of 32, the video VAE's spatial factor.\n"
         "  Use 512 or 544.",
         "validation.samples.1.video_dims: [100, 16, 24]: width 100 is not a multiple of 32, the video VAE's spatial "
@@ -50,13 +51,14 @@ def test_all_wrong_sizes_of_all_samples_are_reported_with_the_nearest_right_ones
 
 
 def test_a_stg_block_that_the_model_lacks_is_named_with_both_remedies() -> None:
-    assert check_validation(section(stg_blocks=[1, 28], audio_stg_scale=0), FACTORS, num_blocks=3) == [
+    (problem,) = check_validation(section(stg_blocks=[1, 28], audio_stg_scale=0), FACTORS, num_blocks=3)
+    assert str(problem) == (
         "validation.stg_blocks: [1, 28]: block 28 does not exist: this model has 3 blocks (0 to 2).\n"
         "  Choose among them, or set validation.video_stg_scale: 0 to turn STG off."
-    ]
+    )
     (problem,) = check_validation(section(stg_blocks=[3, 28]), FACTORS, num_blocks=3)
-    assert "blocks 3, 28 do not exist" in problem
-    assert "validation.video_stg_scale: 0 and validation.audio_stg_scale: 0" in problem
+    assert "blocks 3, 28 do not exist" in problem.message
+    assert "validation.video_stg_scale: 0 and validation.audio_stg_scale: 0" in problem.message
 
 
 @pytest.mark.parametrize(

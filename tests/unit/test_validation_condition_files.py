@@ -169,4 +169,5 @@ def test_all_of_them_are_told_together_before_a_model_is_loaded(media: Path) -> 
 def test_conditions_that_do_not_meet_the_borders_of_latents_are_told_with_the_nearest_that_do(
     media: Path, condition: dict[str, Any], fields: dict[str, Any], problem: str
 ) -> None:
-    assert check_validation(section(media, condition, **fields), (8, 32), num_blocks=3) == [AT + problem]
+    (found,) = check_validation(section(media, condition, **fields), (8, 32), num_blocks=3)
+    assert str(found) == AT + problem
