@@ -64,7 +64,12 @@ def accelerate_command(config: str, script: Path | str, *arguments: str) -> list
 
 
 def run(
-    command: Sequence[str], *, timeout: float = 180, environment: Mapping[str, str] | None = None, check: bool = True
+    command: Sequence[str],
+    *,
+    timeout: float = 180,
+    environment: Mapping[str, str] | None = None,
+    check: bool = True,
+    cwd: Path = ROOT,
 ) -> Finished:
     """Run to the end; kill the whole process group at the time limit.
 
@@ -74,7 +79,7 @@ def run(
     process = subprocess.Popen(
         command,
         env=launch_environment(environment),
-        cwd=ROOT,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ltx_trainer_plus.commands.main import CONFIGS
+
 HELP = """The whole job on a tiny model: clips, prepared data, a LoRA on two CPU processes, validation videos.
 
   ltx-trainer-plus demo
   ltx-trainer-plus demo --clips path/to/folder optimization.steps=40
 
 Everything is made in a folder of the current directory. It takes two minutes and no network."""
-
-CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

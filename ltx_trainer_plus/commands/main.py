@@ -5,12 +5,15 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from ltx_trainer_plus import __version__
 from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.parallel.ending import run_and_exit, say_once
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 COMMANDS = ("train", "prepare", "sample", "plan", "benchmark", "report", "demo")
 
 
@@ -54,7 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="ltx-trainer-plus",
         description="Train LTX-2-family audio-video models. `ltx-trainer-plus COMMAND --help` explains each command.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument(
+        "--configs",
+        action="version",
+        version=str(CONFIGS),
+        help="print the folder of the example run files and of accelerate's files, and exit",
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in COMMANDS:
         commands.add_parser(name, help=_module(name).HELP.partition("\n")[0])
@@ -69,9 +78,3 @@ def entry_point() -> NoReturn:
 
 def _module(name: str) -> ModuleType:
     return import_module(f"ltx_trainer_plus.commands.{name}")
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("ltx-trainer-plus")

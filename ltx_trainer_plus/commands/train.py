@@ -12,7 +12,8 @@ from ltx_trainer_plus.errors import UsageError
 HELP = """Train an LTX-2-family model on prepared data, in one process or in all that a launcher starts.
 
   ltx-trainer-plus train run.yaml optimization.steps=500
-  accelerate launch --config_file ddp.yaml -m ltx_trainer_plus train run.yaml"""
+  accelerate launch --config_file "$(ltx-trainer-plus --configs)/accelerate/ddp.yaml" -m ltx_trainer_plus train run.yaml
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

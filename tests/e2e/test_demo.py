@@ -1,6 +1,7 @@
-"""`make demo`: media files in, a LoRA and validation videos out."""
+"""The demo: media files in, a LoRA and validation videos out, from the installed command and from the checkout."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,13 +13,35 @@ from tests.launch import ROOT, run
 from tests.runs import metrics
 
 
-def newest_run() -> Path:
-    return max((ROOT / "demo/runs").glob("[0-9][0-9][0-9]"))
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install .` puts into an environment, in a folder of its own."""
+    source, wheels, target = (tmp_path_factory.mktemp("wheel") / name for name in ("source", "wheels", "target"))
+    source.mkdir()
+    # A copy: setuptools leaves a `build` folder behind, and would take old files from it.
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("ltx_trainer_plus", "configs"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    run([*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(wheels), str(source)], cwd=source)
+    (wheel,) = wheels.iterdir()
+    run([*pip, "install", *offline, "--target", str(target), str(wheel)], cwd=wheels)
+    return target
 
 
-def test_the_demo_trains_a_lora_on_two_processes_and_shows_what_it_made():
-    finished = run([sys.executable, "scripts/demo.py"], timeout=600)
-    output = newest_run()
+def test_the_installed_demo_trains_a_lora_on_two_processes_and_shows_what_it_made(
+    installed: Path, tmp_path: Path
+) -> None:
+    environment = {"PYTHONPATH": str(installed)}
+    command = str(installed / "bin" / "ltx-trainer-plus")
+    finished = run([command, "demo"], timeout=600, environment=environment, cwd=tmp_path)
+    assert f"--config_file {installed}/ltx_trainer_plus/configs/accelerate/cpu_ddp.yaml" in finished.output
+    assert (installed / "ltx_trainer_plus" / "py.typed").is_file()
+    output = Path("demo/runs/001")
+    assert f"  {output}/samples/step_" in finished.output
+    output = tmp_path / output
     lines = metrics(output)
     assert len(lines) >= 60
     # Two processes: a global batch of 4 samples, each with 4*2*3 video and 27 audio tokens.
@@ -28,7 +51,8 @@ def test_the_demo_trains_a_lora_on_two_processes_and_shows_what_it_made():
     assert shown is not None
     assert float(shown[1]) > float(shown[2])
     for path in (output / "checkpoints").glob("lora_weights_*"):
-        assert str(path.relative_to(ROOT)) in finished.output or path.name != max(output.glob("checkpoints/lora*")).name
+        newest = max(output.glob("checkpoints/lora*")).name
+        assert str(path.relative_to(tmp_path)) in finished.output or path.name != newest
         assert any(tensor.count_nonzero() for name, tensor in load_file(path).items() if ".lora_B." in name)
     videos = sorted((output / "samples").glob("*.mp4"))
     assert len({video.name.rsplit("_", 1)[0] for video in videos}) >= 2
@@ -54,4 +78,4 @@ def test_the_demo_takes_ones_own_clips(tmp_path: Path):
         [sys.executable, "scripts/demo.py", "--clips", str(tmp_path), "optimization.steps=12", "validation.interval=6"],
         timeout=600,
     )
-    assert len(metrics(newest_run())) == 12
+    assert len(metrics(max((ROOT / "demo/runs").glob("[0-9][0-9][0-9]")))) == 12
