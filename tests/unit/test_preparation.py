@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from safetensors import safe_open
 
+from ltx_trainer_plus.commands.main import run_command
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.media.audio import Waveform, read_audio, resample
 from ltx_trainer_plus.media.geometry import cover_and_crop, frames_to_unit
@@ -331,3 +332,17 @@ def test_sound_is_laid_at_the_first_frame_and_fitted_to_the_frames() -> None:
     assert fitted(0.02, 0, 4) == [0, 0, 1, 2]
     assert fitted(0, 7, 3) == [0, 0, 0]
     assert fitted(7, 0, 3) == [0, 0, 0]
+
+
+def test_the_exit_status_tells_all_clips_from_some_and_none(clips: Path, tiny_pipeline: Path, tmp_path: Path) -> None:
+    model, output = ["--model-path", str(tiny_pipeline)], ["--output-dir", str(tmp_path / "out"), "--device", "cpu"]
+
+    def status(dataset: Path, buckets: str = "64x32x9") -> int:
+        return run_command("prepare", [str(dataset), *model, *output, "--resolution-buckets", buckets])
+
+    assert status(clips) == 0
+    (clips / "broken.mp4").write_bytes(b"no video")
+    (clips / "broken.txt").write_text("a broken one")
+    assert status(clips) == 3
+    assert status(tmp_path / "nowhere") == 2
+    assert status(clips, "64x31x9") == 2
