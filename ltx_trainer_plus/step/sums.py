@@ -55,9 +55,9 @@ class MetricWindow:
         """
         self._sums[_REPLACED].add_(replaced)
         streams = ((_VIDEO, inputs.video, losses.video), (_AUDIO, inputs.audio, losses.audio))
-        for start, modality, loss in streams:
-            if modality is not None and loss is not None:
-                self._sums[start : start + _STREAM].add_(_stream_sums(loss.double(), modality.sigma))
+        for start, stream, loss in streams:
+            if stream is not None and loss is not None:
+                self._sums[start : start + _STREAM].add_(_stream_sums(loss.double(), stream.modality.sigma))
         self._sums[_LOSS].add_(losses.total.double().sum())
         self._sums[_SAMPLES].add_(len(losses.total))
         self._sums[_TOKENS].add_(inputs.target_tokens)

@@ -91,8 +91,7 @@ class TrainStep:
         device, sigmas = self._handle.device, draws.sigmas()
         batch, draws = batch.to(device, non_blocking=True), draws.to(device, non_blocking=True)
         inputs = self._strategy.prepare(batch, draws, self.context(batch.text))
-        video_velocity, audio_velocity = self._handle(video=inputs.video, audio=inputs.audio, perturbations=None)
-        losses = training_loss(inputs, video_velocity, audio_velocity)
+        losses = training_loss(inputs, *self._handle(**inputs.modalities, perturbations=None))
         # Micro-batches may differ in size, where their samples differ in shape.
         loss = losses.total.sum() / self._samples
         # Multiplied by one, or by NaN where the loss is infinite: its gradients alone might still be finite, and only

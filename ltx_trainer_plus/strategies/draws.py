@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,61 +22,46 @@ class FlowMatchingSettings(Protocol):
     def timestep_sampling_params(self) -> Mapping[str, float]: ...
 
 
-class StreamDraws(NamedTuple):
-    """What was drawn for one stream; sigma, noise and given are None where it is absent or frozen.
+@dataclass(frozen=True)
+class StreamDraws:
+    """What was drawn for one stream.
 
     Attributes:
         sigma: (B,) float32 noise levels.
         noise: (B, T, C) float32 standard normal, of the target tokens.
-        given: (B, number of conditions) bool, which intrinsic conditions hold for which sample.
+        conditions: (B, number of conditions) bool, which conditions hold for which sample.
         references: which references the whole batch gets, in the order of the configuration.
     """
 
-    sigma: Tensor | None = None
-    noise: Tensor | None = None
-    given: Tensor | None = None
-    references: tuple[bool, ...] = ()
+    sigma: Tensor
+    noise: Tensor
+    conditions: Tensor
+    references: tuple[bool, ...]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "StreamDraws":
+        sigma, noise, conditions = (
+            tensor.to(device, non_blocking=non_blocking) for tensor in (self.sigma, self.noise, self.conditions)
+        )
+        return StreamDraws(sigma, noise, conditions, self.references)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for both streams, as in `StreamDraws`."""
+    """What was drawn for a batch; None for a stream that is absent or frozen."""
 
-    video_sigma: Tensor | None = None
-    video_noise: Tensor | None = None
-    video_given: Tensor | None = None
-    video_references: tuple[bool, ...] = ()
-    audio_sigma: Tensor | None = None
-    audio_noise: Tensor | None = None
-    audio_given: Tensor | None = None
-    audio_references: tuple[bool, ...] = ()
-
-    @classmethod
-    def of(cls, video: StreamDraws | None, audio: StreamDraws | None) -> "Draws":
-        return cls(*(video or StreamDraws()), *(audio or StreamDraws()))
-
-    @property
-    def of_video(self) -> StreamDraws:
-        return StreamDraws(self.video_sigma, self.video_noise, self.video_given, self.video_references)
-
-    @property
-    def of_audio(self) -> StreamDraws:
-        return StreamDraws(self.audio_sigma, self.audio_noise, self.audio_given, self.audio_references)
+    video: StreamDraws | None = None
+    audio: StreamDraws | None = None
 
     def sigmas(self) -> dict[str, Tensor]:
         """Noise levels by stream, of those that have any."""
-        named = (("video", self.video_sigma), ("audio", self.audio_sigma))
-        return {stream: sigma for stream, sigma in named if sigma is not None}
+        named = (("video", self.video), ("audio", self.audio))
+        return {stream: draws.sigma for stream, draws in named if draws is not None}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Draws":
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
-
-        video, audio = (
-            StreamDraws(moved(draws.sigma), moved(draws.noise), moved(draws.given), draws.references)
-            for draws in (self.of_video, self.of_audio)
+        return Draws(
+            self.video and self.video.to(device, non_blocking=non_blocking),
+            self.audio and self.audio.to(device, non_blocking=non_blocking),
         )
-        return Draws.of(video, audio)
 
 
 def draw_stream(
@@ -104,7 +89,7 @@ def draw_stream(
     """
     sigma = torch.empty(len(positions))
     noise = torch.empty(len(positions), *shape)
-    given = torch.empty(len(positions), len(conditions), dtype=torch.bool)
+    holds = torch.empty(len(positions), len(conditions), dtype=torch.bool)
     for i, position in enumerate(positions):
         # One generator for each purpose: a condition more or less leaves all other draws as they are.
         sigma[i] = sample_sigma(
@@ -115,14 +100,14 @@ def draw_stream(
         )
         noise[i].normal_(generator=keyed_generator(seed, f"{stream} noise", position))
         for j, condition in enumerate(conditions):
-            given[i, j] = _happens(condition.probability, seed, f"{stream} condition {j}", position)
+            holds[i, j] = _happens(condition.probability, seed, f"{stream} condition {j}", position)
     drawn = {draw_references(stream, references, group, seed) for group in groups}
     if len(drawn) > 1:
         raise ValueError(
             "samples of one batch draw different references, so their sequences differ in length. "
             "Split the batch by FlexibleStrategy.sequence_key."
         )
-    return StreamDraws(sigma, noise, given, drawn.pop())
+    return StreamDraws(sigma, noise, holds, drawn.pop())
 
 
 def draw_references(stream: Stream, references: Sequence[TrainingCondition], group: int, seed: int) -> tuple[bool, ...]:

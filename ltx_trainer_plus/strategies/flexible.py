@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,33 +27,40 @@ class StreamSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelInputs:
-    """What the transformer receives, and what it is held to.
+class StreamInputs:
+    """What the transformer receives of one stream, and what it is held to.
 
     Attributes:
-        video, audio: the streams; None where the run has no such stream.
-        video_target, audio_target: (B, T, C) float32 velocity to be predicted, of the target tokens, which are the
-            last of the stream: R tokens of references come before them. None where nothing is learnt.
-        video_loss_mask, audio_loss_mask: (B, R + T) float32, 1 = in the loss; None where nothing is learnt.
+        target: (B, T, C) float32 velocity to be predicted, of the target tokens, which are the last of the stream: R
+            tokens of references come before them. None where the stream is frozen.
+        loss_mask: (B, R + T) float32, 1 = in the loss; None with `target`.
     """
 
-    video: Modality | None = None
-    audio: Modality | None = None
-    video_target: Tensor | None = None
-    video_loss_mask: Tensor | None = None
-    audio_target: Tensor | None = None
-    audio_loss_mask: Tensor | None = None
+    modality: Modality
+    target: Tensor | None = None
+    loss_mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What the transformer receives for a batch; None for a stream that the run has not."""
+
+    video: StreamInputs | None = None
+    audio: StreamInputs | None = None
+
+    @property
+    def modalities(self) -> dict[str, Modality | None]:
+        """Arguments of the transformer."""
+        return {
+            "video": None if self.video is None else self.video.modality,
+            "audio": None if self.audio is None else self.audio.modality,
+        }
 
     @property
     def target_tokens(self) -> int:
         """Tokens of the batch, video and audio, that the model learns to predict."""
-        return sum(target[..., 0].numel() for target in (self.video_target, self.audio_target) if target is not None)
-
-
-class _Prepared(NamedTuple):
-    modality: Modality
-    target: Tensor | None
-    loss_mask: Tensor | None
+        targets = [stream.target for stream in (self.video, self.audio) if stream is not None]
+        return sum(target[..., 0].numel() for target in targets if target is not None)
 
 
 class FlexibleStrategy:
@@ -107,7 +114,7 @@ class FlexibleStrategy:
             video = self._draw("video", _token_shape(batch.video_latent, "video"), batch.positions, seed)
         if self.audio is not None and self.audio.is_generated:
             audio = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.positions, seed)
-        return Draws.of(video, audio)
+        return Draws(video, audio)
 
     def sequence_key(self, position: int, seed: int) -> tuple[bool, ...]:
         """Which references the sample at this position of the stream gets: samples of one batch must agree in it."""
@@ -142,18 +149,12 @@ class FlexibleStrategy:
             float32 throughout, but for the context, which passes through. Timesteps are (B, 1) where all tokens of a
             sample share one noise level.
         """
-        video = self._video(batch, draws, context) if self.video is not None else None
-        audio = self._audio(batch, draws, context) if self.audio is not None else None
         return ModelInputs(
-            video=video.modality if video else None,
-            audio=audio.modality if audio else None,
-            video_target=video.target if video else None,
-            video_loss_mask=video.loss_mask if video else None,
-            audio_target=audio.target if audio else None,
-            audio_loss_mask=audio.loss_mask if audio else None,
+            video=self._video(batch, draws.video, context) if self.video is not None else None,
+            audio=self._audio(batch, draws.audio, context) if self.audio is not None else None,
         )
 
-    def _video(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
+    def _video(self, batch: Batch, drawn: StreamDraws | None, context: TextContext) -> StreamInputs:
         latent = _present(batch.video_latent, "video")
         frames, height, width = latent.shape[2:]
         fps = _present(batch.fps, "video")
@@ -161,37 +162,41 @@ class FlexibleStrategy:
         if not self.uses_keyframes:
             tokens = replace(tokens, keyframes_mask=None)
         target = Target("video", (frames, height, width), tokens, batch, self.geometry)
-        return self._stream(target, draws.of_video, context.video, context.mask)
+        return self._stream(target, drawn, context.video, context.mask)
 
-    def _audio(self, batch: Batch, draws: Draws, context: TextContext) -> _Prepared:
+    def _audio(self, batch: Batch, drawn: StreamDraws | None, context: TextContext) -> StreamInputs:
         latent = _present(batch.audio_latent, "audio")
         positions = audio_positions(latent.shape[2], self.geometry, latent.device).expand(len(latent), -1, -1, -1)
         target = Target("audio", (latent.shape[2],), tokens_of(latent, positions), batch, self.geometry)
-        return self._stream(target, draws.of_audio, context.audio, context.mask)
+        return self._stream(target, drawn, context.audio, context.mask)
 
-    def _stream(self, target: Target, drawn: StreamDraws, context: Tensor, context_mask: Tensor | None) -> _Prepared:
-        """One stream at its noise level; without one it is frozen: clean, and out of the loss."""
-        clean, sigma = target.tokens.latent, drawn.sigma
-        if sigma is None or drawn.noise is None:
+    def _stream(
+        self, target: Target, drawn: StreamDraws | None, context: Tensor, context_mask: Tensor | None
+    ) -> StreamInputs:
+        """One stream at its noise level; without draws it is frozen: clean, and out of the loss."""
+        clean = target.tokens.latent
+        if drawn is None:
             frozen = replace(target.tokens, is_frozen=True)
-            return _Prepared(frozen.modality(clean.new_zeros(len(clean)), context, context_mask), None, None)
+            return StreamInputs(frozen.modality(clean.new_zeros(len(clean)), context, context_mask))
         # Linear path x_σ = (1 − σ)·x₀ + σ·ε, whose velocity is ε − x₀ (DESIGN §5).
-        level = sigma.view(-1, 1, 1)
+        level = drawn.sigma.view(-1, 1, 1)
         noisy = replace(target.tokens, latent=(1 - level) * clean + level * drawn.noise)
         tokens = noisy.with_given(self._given(target, drawn))
-        return _Prepared(
-            tokens.modality(sigma, context, context_mask), drawn.noise - clean, tokens.is_generated.float()
+        return StreamInputs(
+            tokens.modality(drawn.sigma, context, context_mask),
+            target=drawn.noise - clean,
+            loss_mask=tokens.is_generated.float(),
         )
 
     def _given(self, target: Target, drawn: StreamDraws) -> Given:
         conditions, references = self._conditions[target.stream], self._references[target.stream]
-        if drawn.given is None or not (conditions or references):
+        if not (conditions or references):
             return Given()
         clean = target.tokens.latent
         # Per token also where this batch drew no condition: a second form of the inputs would be compiled apart.
         is_given = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device)
         for j, condition in enumerate(conditions):
-            is_given = is_given | (given_tokens(condition, target) & drawn.given[:, j : j + 1])
+            is_given = is_given | (given_tokens(condition, target) & drawn.conditions[:, j : j + 1])
         chosen = zip(references, drawn.references, strict=True)
         return Given(clean, is_given, tuple(reference_tokens(one, target) for one, holds in chosen if holds))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ltx_trainer_plus.strategies.flexible import ModelInputs
+from ltx_trainer_plus.strategies.flexible import ModelInputs, StreamInputs
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def training_loss(inputs: ModelInputs, video_velocity: Tensor | None, audio_velo
     Raises:
         ValueError: the transformer gave no prediction for a stream that is generated, or no stream is.
     """
-    video = _loss("video", video_velocity, inputs.video_target, inputs.video_loss_mask)
-    audio = _loss("audio", audio_velocity, inputs.audio_target, inputs.audio_loss_mask)
+    video = _loss("video", video_velocity, inputs.video)
+    audio = _loss("audio", audio_velocity, inputs.audio)
     parts = [part for part in (video, audio) if part is not None]
     if not parts:
         raise ValueError(
@@ -55,9 +55,9 @@ def training_loss(inputs: ModelInputs, video_velocity: Tensor | None, audio_velo
     return Losses(total=sum(parts[1:], start=parts[0]), video=video, audio=audio)
 
 
-def _loss(stream: str, velocity: Tensor | None, target: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    if target is None or mask is None:
+def _loss(name: str, velocity: Tensor | None, stream: StreamInputs | None) -> Tensor | None:
+    if stream is None or stream.target is None or stream.loss_mask is None:
         return None
     if velocity is None:
-        raise ValueError(f"the transformer returned no {stream} velocity although {stream} is generated.")
-    return stream_loss(velocity, target, mask)
+        raise ValueError(f"the transformer returned no {name} velocity although {name} is generated.")
+    return stream_loss(velocity, stream.target, stream.loss_mask)

@@ -15,7 +15,8 @@ from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.collectives import gather_from_data_ranks
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.strategies.flexible import Draws, FlexibleStrategy
+from ltx_trainer_plus.strategies.draws import Draws, StreamDraws
+from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.strategies.loss import training_loss
 
 # Draws of the training sampler of which the quantiles are taken.
@@ -104,15 +105,14 @@ class HeldOutLoss:
         draws = self._at_level(self._strategy.draw(batch, self._seed), level)
         batch, draws = batch.to(handle.device), draws.to(handle.device)
         inputs = self._strategy.prepare(batch, draws, self._context(batch.text))
-        velocities = handle(video=inputs.video, audio=inputs.audio, perturbations=None)
-        losses = training_loss(inputs, *velocities)
+        losses = training_loss(inputs, *handle(**inputs.modalities, perturbations=None))
         return _number(losses.video), _number(losses.audio)
 
     def _at_level(self, draws: Draws, level: int) -> Draws:
-        def sigma(noise: Tensor | None) -> Tensor | None:
-            return None if noise is None else self._sigmas(noise.shape[1])[level].reshape(1)
+        def at_level(drawn: StreamDraws | None) -> StreamDraws | None:
+            return drawn and replace(drawn, sigma=self._sigmas(drawn.noise.shape[1])[level].reshape(1))
 
-        return replace(draws, video_sigma=sigma(draws.video_noise), audio_sigma=sigma(draws.audio_noise))
+        return Draws(at_level(draws.video), at_level(draws.audio))
 
     def _sigmas(self, tokens: int) -> Tensor:
         """The noise levels of a stream of so many tokens.  # (levels,)"""

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ltx_trainer_plus.config.strategy import FlexibleConfig
 from ltx_trainer_plus.data.batch import Batch, ReferenceClip, TextFeatures
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.modality import Modality, TextContext
-from ltx_trainer_plus.strategies.flexible import Draws, FlexibleStrategy
+from ltx_trainer_plus.strategies.draws import Draws, StreamDraws
+from ltx_trainer_plus.strategies.flexible import FlexibleStrategy, StreamInputs
 from ltx_trainer_plus.strategies.loss import training_loss
 
 MODES = [
@@ -67,12 +69,13 @@ def official_batch(official: dict[str, Tensor]) -> Batch:
 
 def official_draws(official: dict[str, Tensor], strategy: FlexibleStrategy) -> Draws:
     """The official noise and sigmas; conditions as they are drawn here, each with probability 1."""
-    given: dict[str, Any] = {}
-    for stream in ("video", "audio"):
-        settings = getattr(strategy, stream)
-        if settings is not None and settings.is_generated:
-            given |= {f"{stream}_sigma": official[f"{stream}_sigma"], f"{stream}_noise": official[f"{stream}_noise"]}
-    return replace(strategy.draw(official_batch(official), seed=0), **given)
+    draws = strategy.draw(official_batch(official), seed=0)
+
+    def officially(stream: str) -> StreamDraws | None:
+        drawn: StreamDraws | None = getattr(draws, stream)
+        return drawn and replace(drawn, sigma=official[f"{stream}_sigma"], noise=official[f"{stream}_noise"])
+
+    return Draws(officially("video"), officially("audio"))
 
 
 def assert_stream_equals(ours: Modality | None, official: dict[str, Tensor], prefix: str) -> None:
@@ -93,16 +96,17 @@ def test_the_transformer_receives_the_official_inputs(mode: str, official: dict[
     inputs = strategy.prepare(official_batch(official), official_draws(official, strategy), context)
 
     for stream in ("video", "audio"):
-        assert_stream_equals(getattr(inputs, stream), official, f"{mode}.{stream}")
-        target, mask = getattr(inputs, f"{stream}_target"), getattr(inputs, f"{stream}_loss_mask")
+        ours: StreamInputs | None = getattr(inputs, stream)
+        assert_stream_equals(ours and ours.modality, official, f"{mode}.{stream}")
+        target, mask = (ours.target, ours.loss_mask) if ours else (None, None)
         if f"{mode}.{stream}.targets" in official:
             torch.testing.assert_close(target, official[f"{mode}.{stream}.targets"], **TOLERANCE)
             torch.testing.assert_close(mask, official[f"{mode}.{stream}.loss_mask"], **TOLERANCE)
         else:
             assert target is None
             assert mask is None
-        if (modality := getattr(inputs, stream)) is not None:
-            assert torch.equal(modality.context, official[f"{stream}_context"])
+        if ours is not None:
+            assert torch.equal(ours.modality.context, official[f"{stream}_context"])
 
 
 def test_a_reference_of_half_the_size_and_half_the_rate_lies_where_the_official_one_does(reference: Path) -> None:
@@ -117,13 +121,15 @@ def test_a_reference_of_half_the_size_and_half_the_rate_lies_where_the_official_
         fps=torch.tensor([24.0, 24.0]),
         references={"reference_latents": ReferenceClip(official["reference_latents"], torch.tensor([12.0, 12.0]))},
     )
-    draws = replace(strategy.draw(batch, 0), video_sigma=official["video_sigma"], video_noise=official["video_noise"])
+    drawn = strategy.draw(batch, 0).video
+    assert drawn is not None
+    draws = Draws(replace(drawn, sigma=official["video_sigma"], noise=official["video_noise"]))
     inputs = strategy.prepare(batch, draws, TextContext(zeros, zeros))
     assert inputs.video is not None
     for name in ("latent", "timesteps", "positions"):
-        torch.testing.assert_close(getattr(inputs.video, name), official[f"video.{name}"], **TOLERANCE)
-    torch.testing.assert_close(inputs.video_target, official["video.targets"], **TOLERANCE)
-    torch.testing.assert_close(inputs.video_loss_mask, official["video.loss_mask"], **TOLERANCE)
+        torch.testing.assert_close(getattr(inputs.video.modality, name), official[f"video.{name}"], **TOLERANCE)
+    torch.testing.assert_close(inputs.video.target, official["video.targets"], **TOLERANCE)
+    torch.testing.assert_close(inputs.video.loss_mask, official["video.loss_mask"], **TOLERANCE)
     losses = training_loss(inputs, official["video.prediction"], None)
     torch.testing.assert_close(losses.total, official["loss"], rtol=1e-6, atol=1e-6)
 
@@ -148,14 +154,14 @@ def test_keyframe_tokens_are_those_of_the_causal_first_frame(official: dict[str,
         strategy = strategy_of("t2v_av", reference, uses_keyframes=uses_keyframes)
         inputs = strategy.prepare(batch, official_draws(official, strategy), context)
         assert inputs.audio is not None
-        assert inputs.audio.keyframes_mask is None
+        assert inputs.audio.modality.keyframes_mask is None
         assert inputs.video is not None
-        marks = inputs.video.keyframes_mask
+        marks = inputs.video.modality.keyframes_mask
         if not uses_keyframes:
             assert marks is None
             continue
         assert marks is not None
-        starts_at_zero = inputs.video.positions[:, 0, :, 0] == 0
+        starts_at_zero = inputs.video.modality.positions[:, 0, :, 0] == 0
         assert torch.equal(marks[..., 0], starts_at_zero.float())  # 2 × 4 of 24 tokens
         assert marks.sum() == 16
     # The 2.5 reference marks the same tokens.
@@ -168,11 +174,12 @@ def test_draws_are_keyed_by_stream_position_and_not_by_batch(official: dict[str,
     whole = official_batch(official)
     together = strategy.draw(whole, seed=7)
     again = strategy.draw(whole, seed=7)
-    assert together.video_noise is not None
-    assert together.audio_noise is not None
-    for name in ("video_sigma", "video_noise", "audio_sigma", "audio_noise"):
-        drawn = getattr(together, name)
-        assert torch.equal(drawn, getattr(again, name))
+    assert together.video is not None
+    assert together.audio is not None
+    for name in ("video.sigma", "video.noise", "audio.sigma", "audio.noise"):
+        value = attrgetter(name)
+        drawn = value(together)
+        assert torch.equal(drawn, value(again))
         assert not torch.equal(drawn[0], drawn[1])
         for row in (0, 1):  # each sample alone, as on another rank
             single = Batch(
@@ -182,21 +189,21 @@ def test_draws_are_keyed_by_stream_position_and_not_by_batch(official: dict[str,
                 video_latent=official["video_latents"][row : row + 1],
                 audio_latent=official["audio_latents"][row : row + 1],
             )
-            assert torch.equal(getattr(strategy.draw(single, seed=7), name)[0], drawn[row])
-        assert not torch.equal(getattr(strategy.draw(whole, seed=8), name), drawn)
-    assert not torch.equal(together.video_noise[0, :9], together.audio_noise[0])
-    assert abs(together.video_noise.std().item() - 1) < 0.05
+            assert torch.equal(value(strategy.draw(single, seed=7))[0], drawn[row])
+        assert not torch.equal(value(strategy.draw(whole, seed=8)), drawn)
+    assert not torch.equal(together.video.noise[0, :9], together.audio.noise[0])
+    assert abs(together.video.noise.std().item() - 1) < 0.05
 
 
 def test_frozen_and_absent_streams_draw_nothing(official: dict[str, Tensor], reference: Path) -> None:
     batch = official_batch(official)
     a2v = strategy_of("a2v", reference).draw(batch, seed=0)
-    assert a2v.video_sigma is not None
-    assert a2v.audio_sigma is None
-    assert a2v.audio_noise is None
+    assert a2v.video is not None
+    assert a2v.audio is None
     t2v = strategy_of("t2v_av", reference).draw(batch, seed=0)
-    assert torch.equal(a2v.video_noise, t2v.video_noise)  # what the other stream does changes nothing
-    assert strategy_of("t2a", reference).draw(batch, seed=0).video_noise is None
+    assert t2v.video is not None
+    assert torch.equal(a2v.video.noise, t2v.video.noise)  # what the other stream does changes nothing
+    assert strategy_of("t2a", reference).draw(batch, seed=0).video is None
 
 
 def test_sigma_leans_to_noise_with_the_stream_s_own_token_count(official: dict[str, Tensor], reference: Path) -> None:
@@ -208,9 +215,9 @@ def test_sigma_leans_to_noise_with_the_stream_s_own_token_count(official: dict[s
         positions = tuple(range(400))
         many = Batch(batch.names, positions, batch.text, latent, audio_latent=torch.zeros(1, 1, 9, 1))
         draws = strategy.draw(many, seed=0)
-        assert draws.video_sigma is not None
-        assert draws.audio_sigma is not None
-        return draws.video_sigma.mean().item(), draws.audio_sigma.mean().item()
+        assert draws.video is not None
+        assert draws.audio is not None
+        return draws.video.sigma.mean().item(), draws.audio.sigma.mean().item()
 
     video_small, audio_small = mean_sigmas(small)
     video_large, audio_large = mean_sigmas(large)

@@ -8,7 +8,7 @@ SCRIPT = """
 import torch
 import torch.distributed as dist
 from ltx_trainer_plus.modality import Modality
-from ltx_trainer_plus.strategies.flexible import ModelInputs
+from ltx_trainer_plus.strategies.flexible import ModelInputs, StreamInputs
 from ltx_trainer_plus.strategies.loss import Losses
 from ltx_trainer_plus.step.sums import MetricWindow
 
@@ -21,7 +21,7 @@ for step in range(3):
         losses = torch.tensor([1.0, 3.0]) + 10 * rank + 100 * micro_step
         empty, sigma = torch.zeros(2, 5, 1), torch.full((2,), 0.35 + 0.1 * rank)
         video = Modality(latent=empty, sigma=sigma, timesteps=sigma, positions=empty, context=empty)
-        window.add(ModelInputs(video=video, video_target=empty), Losses(losses, losses, None))
+        window.add(ModelInputs(video=StreamInputs(video, target=empty)), Losses(losses, losses, None))
     window.set_step(grad_norm=torch.tensor(2.5), skipped=torch.tensor(float(step == 1)))
     if rank == 1 and step == 1:
         window.request_stop()

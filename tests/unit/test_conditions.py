@@ -12,7 +12,8 @@ from ltx_trainer_plus.config.strategy import FlexibleConfig
 from ltx_trainer_plus.data.batch import Batch, ReferenceClip, TextFeatures
 from ltx_trainer_plus.flow.positions import LatentGeometry, patchify_video
 from ltx_trainer_plus.flow.references import ReferenceScale
-from ltx_trainer_plus.modality import TextContext
+from ltx_trainer_plus.modality import Modality, TextContext
+from ltx_trainer_plus.strategies.draws import StreamDraws
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy, ModelInputs
 from ltx_trainer_plus.strategies.loss import training_loss
 
@@ -40,14 +41,27 @@ def batch(positions: tuple[int, ...] = (0, 1), **options: Any) -> Batch:
     )
 
 
+def drawn_video(made: FlexibleStrategy, data: Batch, seed: int) -> StreamDraws:
+    drawn = made.draw(data, seed).video
+    assert drawn is not None
+    return drawn
+
+
 def prepared(made: FlexibleStrategy, data: Batch, seed: int = 0) -> ModelInputs:
     return made.prepare(data, made.draw(data, seed), TextContext(TEXT[: len(data)], TEXT[: len(data)]))
 
 
+def video_of(inputs: ModelInputs) -> tuple[Modality, Tensor, Tensor]:
+    """The video that is generated: the transformer's, the target and the loss mask."""
+    assert inputs.video is not None
+    assert inputs.video.target is not None
+    assert inputs.video.loss_mask is not None
+    return inputs.video.modality, inputs.video.target, inputs.video.loss_mask
+
+
 def given_video(inputs: ModelInputs) -> Tensor:
     """(B, F, H, W): 1 where the video is given."""
-    assert inputs.video_loss_mask is not None
-    return (1 - inputs.video_loss_mask).unflatten(1, (F, H, W))
+    return (1 - video_of(inputs)[2]).unflatten(1, (F, H, W))
 
 
 def frames(*numbers: int) -> Tensor:
@@ -67,15 +81,15 @@ def frames(*numbers: int) -> Tensor:
 def test_given_tokens_are_clean_at_level_0_and_out_of_the_loss(condition: dict[str, Any], expected: Tensor) -> None:
     data = batch()
     inputs = prepared(strategy([condition]), data)
-    assert inputs.video is not None
+    video, _, _ = video_of(inputs)
     assert torch.equal(given_video(inputs), expected)
     is_given = expected.flatten(1).bool()
     assert data.video_latent is not None
     clean = patchify_video(data.video_latent)
-    assert torch.equal(inputs.video.latent[is_given], clean[is_given])
-    assert not torch.isclose(inputs.video.latent[~is_given], clean[~is_given]).all(dim=-1).any()
-    levels = inputs.video.sigma.view(-1, 1).expand_as(inputs.video.timesteps)
-    assert torch.equal(inputs.video.timesteps, torch.where(is_given, 0.0, levels))
+    assert torch.equal(video.latent[is_given], clean[is_given])
+    assert not torch.isclose(video.latent[~is_given], clean[~is_given]).all(dim=-1).any()
+    levels = video.sigma.view(-1, 1).expand_as(video.timesteps)
+    assert torch.equal(video.timesteps, torch.where(is_given, 0.0, levels))
 
 
 def test_a_crop_gives_the_tokens_that_lie_in_it_as_a_whole() -> None:
@@ -102,10 +116,9 @@ def test_a_sample_that_is_given_as_a_whole_has_no_loss_and_its_neighbour_its_own
     mask = torch.ones(2, F, H, W)
     mask[1, 0] = 0
     inputs = prepared(strategy([{"type": "mask", "mask_dir": "m"}]), batch(masks={"m": mask}))
-    assert inputs.video_target is not None
-    assert inputs.audio_target is not None
-    wrong_by_one = inputs.video_target + 1
-    losses = training_loss(inputs, wrong_by_one, inputs.audio_target)
+    _, target, _ = video_of(inputs)
+    assert inputs.audio is not None
+    losses = training_loss(inputs, target + 1, inputs.audio.target)
     torch.testing.assert_close(losses.total, torch.tensor([0.0, 1.0]))
 
 
@@ -113,16 +126,14 @@ def test_a_probability_is_drawn_for_each_sample_and_condition_apart() -> None:
     made = strategy(
         [{"type": "first_frame", "probability": 0.25}, {"type": "suffix", "temporal_boundary": 1, "probability": 0.75}]
     )
-    given = made.draw(batch(tuple(range(600))), seed=3).video_given
-    assert given is not None
+    given = drawn_video(made, batch(tuple(range(600))), 3).conditions
     first, last = given.float().mean(dim=0).tolist()
     assert first == pytest.approx(0.25, abs=0.05)
     assert last == pytest.approx(0.75, abs=0.05)
     both = (given[:, 0] & given[:, 1]).float().mean().item()
     assert both == pytest.approx(0.25 * 0.75, abs=0.05)
-    never = strategy([{"type": "first_frame", "probability": 0.0}]).draw(batch(tuple(range(50))), seed=3).video_given
-    assert never is not None
-    assert not never.any()
+    never = strategy([{"type": "first_frame", "probability": 0.0}])
+    assert not drawn_video(never, batch(tuple(range(50))), 3).conditions.any()
 
 
 def test_draws_do_not_depend_on_the_batch_nor_on_other_conditions() -> None:
@@ -130,23 +141,24 @@ def test_draws_do_not_depend_on_the_batch_nor_on_other_conditions() -> None:
     reference = {"type": "reference", "latents_dir": "r", "probability": 0.5}
     made = strategy([first])
     together = made.draw(batch(tuple(range(20))), seed=5)
-    assert together.video_given is not None
+    conditions = drawn_video(made, batch(tuple(range(20))), 5).conditions
     for position in (0, 7, 19):
-        alone = made.draw(batch((position,)), seed=5)
-        assert alone.video_given is not None
-        assert torch.equal(alone.video_given[0], together.video_given[position])
+        alone = drawn_video(made, batch((position,)), 5)
+        assert torch.equal(alone.conditions[0], conditions[position])
     more = strategy(
         [reference, first, {"type": "prefix", "temporal_boundary": 1}],
         [first | {"type": "prefix", "temporal_boundary": 2}],
         shape_group=20,
     )
     drawn = more.draw(batch(tuple(range(20))), seed=5)
-    assert drawn.video_given is not None
-    assert torch.equal(drawn.video_given[:, 0], together.video_given[:, 0])
-    for name in ("video_sigma", "video_noise", "audio_sigma", "audio_noise"):
-        assert torch.equal(getattr(drawn, name), getattr(together, name))
-    assert drawn.audio_given is not None
-    assert not torch.equal(drawn.audio_given[:, 0], drawn.video_given[:, 0])
+    assert drawn.video is not None
+    assert drawn.audio is not None
+    assert torch.equal(drawn.video.conditions[:, 0], conditions[:, 0])
+    for stream, other in ((drawn.video, together.video), (drawn.audio, together.audio)):
+        assert other is not None
+        assert torch.equal(stream.sigma, other.sigma)
+        assert torch.equal(stream.noise, other.noise)
+    assert not torch.equal(drawn.audio.conditions[:, 0], drawn.video.conditions[:, 0])
 
 
 def test_a_reference_is_drawn_once_for_a_group_and_alike_in_any_batch() -> None:
@@ -162,7 +174,9 @@ def test_a_reference_is_drawn_once_for_a_group_and_alike_in_any_batch() -> None:
     with pytest.raises(ValueError, match="draw different references"):
         made.draw(batch(tuple(range(start, start + 8))), seed=1)
     draws = made.draw(batch((start + 1, start + 2)), seed=1)
-    assert draws.video_references + draws.audio_references == keys[start]
+    assert draws.video is not None
+    assert draws.audio is not None
+    assert draws.video.references + draws.audio.references == keys[start]
 
 
 def test_references_come_before_the_target_in_the_order_of_the_run_file() -> None:
@@ -174,30 +188,24 @@ def test_references_come_before_the_target_in_the_order_of_the_run_file() -> Non
     data = replace(batch(references=clips), video_latent=torch.zeros(2, 8, F, 2, 2))
     conditions = [{"type": "reference", "latents_dir": "small"}, {"type": "reference", "latents_dir": "same"}]
     inputs = prepared(strategy([*conditions, {"type": "first_frame"}], uses_keyframes=True), data)
-    assert inputs.video is not None
-    small, same, target = inputs.video.latent.split([F, F * 4, F * 4], dim=1)
+    video, velocity, loss_mask = video_of(inputs)
+    small, same, target = video.latent.split([F, F * 4, F * 4], dim=1)
     assert small.eq(1).all()
     assert same.eq(2).all()
     assert target[:, :4].eq(0).all()
-    assert inputs.video_target is not None
-    assert inputs.video_loss_mask is not None
-    assert inputs.video_target.shape[1] == F * 4
-    assert inputs.video_loss_mask.sum(dim=1).tolist() == [12.0, 12.0]
+    assert velocity.shape[1] == F * 4
+    assert loss_mask.sum(dim=1).tolist() == [12.0, 12.0]
     # The first latent frame of every clip is one pixel frame; those of the references lie where the target's do.
-    marks = inputs.video.keyframes_mask
+    marks = video.keyframes_mask
     assert marks is not None
     assert marks[0, :, 0].nonzero().flatten().tolist() == [0, *range(4, 8), *range(20, 24)]
-    assert torch.equal(inputs.video.positions[:, :, 4:20], inputs.video.positions[:, :, 20:])
+    assert torch.equal(video.positions[:, :, 4:20], video.positions[:, :, 20:])
 
 
 def test_a_run_without_conditions_keeps_one_level_for_all_tokens() -> None:
-    inputs = prepared(strategy(), batch())
-    assert inputs.video is not None
-    assert inputs.video.timesteps.shape == (2, 1)
+    assert video_of(prepared(strategy(), batch()))[0].timesteps.shape == (2, 1)
     with_condition = strategy([{"type": "first_frame", "probability": 0.0}])
-    again = prepared(with_condition, batch())
-    assert again.video is not None
-    assert again.video.timesteps.shape == (2, F * H * W)
+    assert video_of(prepared(with_condition, batch()))[0].timesteps.shape == (2, F * H * W)
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def step_losses(
             inputs = strategy.prepare(
                 batch, strategy.draw(batch, seed=1), TextContext(batch.text.video, batch.text.audio)
             )
-            assert inputs.video_target is not None
-            assert inputs.audio_target is not None
-            zeros = torch.zeros_like(inputs.video_target), torch.zeros_like(inputs.audio_target)
+            assert inputs.video is not None
+            assert inputs.audio is not None
+            zeros = [torch.zeros_like(stream.target) for stream in (inputs.video, inputs.audio)]  # type: ignore[arg-type]
             losses[step] += training_loss(inputs, *zeros).total.double().sum().item()
             names[step] += batch.names
             step += batch.ends_step
@@ -142,8 +142,8 @@ def test_different_samples_get_different_draws_on_every_rank(tmp_path: Path) -> 
     def draws() -> list[torch.Tensor]:
         batches = [b for rank in (0, 1) for b in islice(loader_of(dataset, 2, data_rank=rank, data_ranks=2), 3)]
         every = [strategy.draw(batch, seed=0) for batch in batches]
-        noises = [draw.video_noise for draw in every] + [draw.video_sigma for draw in every]
-        return [row for noise in noises if noise is not None for row in noise]
+        videos = [draw.video for draw in every if draw.video is not None]
+        return [row for drawn in videos for values in (drawn.noise, drawn.sigma) for row in values]
 
     first, second = draws(), draws()
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from ltx_trainer_plus.strategies.flexible import ModelInputs
+from ltx_trainer_plus.modality import Modality
+from ltx_trainer_plus.strategies.flexible import ModelInputs, StreamInputs
 from ltx_trainer_plus.strategies.loss import stream_loss, training_loss
+
+
+def learnt(samples: int, tokens: int) -> StreamInputs:
+    """A stream whose target is 0 everywhere."""
+    latent = torch.zeros(samples, tokens, 3)
+    modality = Modality(latent, latent[:, 0, 0], latent[..., 0], latent, latent)
+    return StreamInputs(modality, target=latent, loss_mask=torch.ones(samples, tokens))
 
 
 def test_only_tokens_in_the_mask_count() -> None:
@@ -35,12 +43,7 @@ def test_the_loss_is_float32_whatever_the_prediction_is() -> None:
 
 
 def test_streams_are_added_and_reported_apart() -> None:
-    inputs = ModelInputs(
-        video_target=torch.zeros(2, 4, 3),
-        video_loss_mask=torch.ones(2, 4),
-        audio_target=torch.zeros(2, 5, 3),
-        audio_loss_mask=torch.ones(2, 5),
-    )
+    inputs = ModelInputs(video=learnt(2, 4), audio=learnt(2, 5))
     losses = training_loss(inputs, torch.full((2, 4, 3), 2.0), torch.full((2, 5, 3), 3.0))
     assert losses.video is not None
     assert losses.audio is not None
@@ -49,14 +52,14 @@ def test_streams_are_added_and_reported_apart() -> None:
 
 
 def test_a_stream_without_a_target_is_out_of_the_loss() -> None:
-    inputs = ModelInputs(video_target=torch.zeros(1, 4, 3), video_loss_mask=torch.ones(1, 4))
+    inputs = ModelInputs(video=learnt(1, 4), audio=StreamInputs(learnt(1, 5).modality))
     losses = training_loss(inputs, torch.full((1, 4, 3), 2.0), torch.full((1, 5, 3), 3.0))
     assert losses.audio is None
     assert losses.total.tolist() == [4]
 
 
 def test_a_missing_prediction_is_named() -> None:
-    inputs = ModelInputs(video_target=torch.zeros(1, 4, 3), video_loss_mask=torch.ones(1, 4))
+    inputs = ModelInputs(video=learnt(1, 4))
     with pytest.raises(ValueError, match="no video velocity"):
         training_loss(inputs, None, None)
     with pytest.raises(ValueError, match="neither video nor audio is generated"):

@@ -95,9 +95,9 @@ def test_the_loop_reads_a_step_when_the_next_has_been_started(
         order.append("read")
         return real_read(self)
 
-    def reduce_async(self: MetricWindow) -> PendingMetrics:
+    def reduce_async(self: MetricWindow, **options: Any) -> PendingMetrics:
         order.append("start")
-        return real_reduce(self)
+        return real_reduce(self, **options)
 
     monkeypatch.setattr(PendingMetrics, "read", read)
     monkeypatch.setattr(MetricWindow, "reduce_async", reduce_async)

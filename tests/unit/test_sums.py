@@ -9,7 +9,7 @@ import torch
 
 from ltx_trainer_plus.modality import Modality
 from ltx_trainer_plus.step.sums import MetricWindow, StepMetrics
-from ltx_trainer_plus.strategies.flexible import ModelInputs
+from ltx_trainer_plus.strategies.flexible import ModelInputs, StreamInputs
 from ltx_trainer_plus.strategies.loss import Losses
 from ltx_trainer_plus.tracking.log import JsonlWriter, MetricLog, memory_gib
 
@@ -21,15 +21,15 @@ def add(
     tokens: int = 1,
 ) -> None:
     """Count a micro-batch of streams (losses, sigmas) with `tokens` target tokens per sample and stream."""
-    modalities, targets, losses = {}, {}, {}
+    inputs, losses = {}, {}
     for name, stream in (("video", video), ("audio", audio)):
         if stream is not None:
             losses[name], sigma = torch.tensor(stream[0]), torch.tensor(stream[1])
             empty = torch.zeros(len(sigma), tokens, 1)
-            modalities[name] = Modality(latent=empty, sigma=sigma, timesteps=sigma, positions=empty, context=empty)
-            targets[f"{name}_target"] = empty
+            modality = Modality(latent=empty, sigma=sigma, timesteps=sigma, positions=empty, context=empty)
+            inputs[name] = StreamInputs(modality, target=empty)
     total = torch.stack(list(losses.values())).sum(0)
-    window.add(ModelInputs(**modalities, **targets), Losses(total, losses.get("video"), losses.get("audio")))
+    window.add(ModelInputs(**inputs), Losses(total, losses.get("video"), losses.get("audio")))
 
 
 def one_step(loss: float = 1.0, *, grad_norm: float = 2.0, skipped: bool = False, tokens: int = 10) -> StepMetrics:
