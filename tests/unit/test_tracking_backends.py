@@ -10,7 +10,7 @@ import torch
 from ltx_trainer_plus.checkpoints.run_folder import RunFolder
 from ltx_trainer_plus.modality import Modality
 from ltx_trainer_plus.step.sums import MetricWindow
-from ltx_trainer_plus.strategies.flexible import ModelInputs
+from ltx_trainer_plus.strategies.flexible import ModelInputs, StreamInputs
 from ltx_trainer_plus.strategies.loss import Losses
 from ltx_trainer_plus.tracking.backend import RecordedRun, Recorder, backend_problems
 from ltx_trainer_plus.tracking.tracker import Sample, Tracker
@@ -190,7 +190,8 @@ def report_step(tracker: Tracker, step: int) -> None:
     window = MetricWindow("cpu")
     empty = torch.zeros(1, 1, 1)
     stream = Modality(latent=empty, sigma=torch.tensor([0.5]), timesteps=empty[0], positions=empty, context=empty)
-    window.add(ModelInputs(video=stream, video_target=empty), Losses(torch.tensor([2.0]), torch.tensor([2.0]), None))
+    inputs = ModelInputs(video=StreamInputs(stream, target=empty))
+    window.add(inputs, Losses(torch.tensor([2.0]), torch.tensor([2.0]), None))
     window.set_step(grad_norm=1.0)
     tracker.step(step, window.reduce_async().read(), 1e-3, finished_at=0.0, is_last=False)
 
