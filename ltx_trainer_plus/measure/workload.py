@@ -8,6 +8,7 @@ import torch
 
 from ltx_trainer_plus.modality import Modality
 from ltx_trainer_plus.models import LTXTransformer, transformer_on_meta
+from ltx_trainer_plus.models.example_inputs import example_inputs
 from ltx_trainer_plus.models.lora import add_lora
 
 
@@ -69,22 +70,10 @@ def block_layers(names: Iterable[str]) -> list[tuple[int, str]]:
 
 def shape_inputs(transformer: LTXTransformer, work: Workload) -> dict[str, Modality | None]:
     """The transformer's arguments for a micro-step, on the default device, all zero; None for no stream."""
-    config = transformer.config
-
-    def stream(tokens: int, channels: int, dimensions: int, width: int) -> Modality | None:
-        if tokens == 0:
-            return None
-        return Modality(
-            latent=torch.zeros(work.batch, tokens, channels),
-            sigma=torch.zeros(work.batch),
-            timesteps=torch.zeros(work.batch, 1),
-            positions=torch.zeros(work.batch, dimensions, tokens, 2),
-            context=torch.zeros(work.batch, work.text_tokens, width),
-        )
-
-    captions = config["caption_channels"] if config["use_prompt_embeddings"] else None
-    video_width, audio_width = config["cross_attention_dim"], config["audio_cross_attention_dim"]
-    return {
-        "video": stream(work.video_tokens, config["in_channels"], 3, captions or video_width),
-        "audio": stream(work.audio_tokens, config["audio_in_channels"], 1, captions or audio_width),
-    }
+    return example_inputs(
+        transformer.config,
+        video_tokens=work.video_tokens,
+        audio_tokens=work.audio_tokens,
+        text_tokens=work.text_tokens,
+        batch=work.batch,
+    )
