@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ltx_trainer_plus.modality import Modality, Perturbations
+from ltx_trainer_plus.models.shards import compute_device, is_sharded
 from ltx_trainer_plus.models.transformer import LTXTransformer
 
 _OWN_ENGINES = ("DeepSpeedEngine", "PipelineEngine", "MegatronEngine")
@@ -29,10 +29,12 @@ class ModelHandle:
         forward_module: what a launch made of the model: DDP, compiled, sharded, or the bare transformer itself.
             Every forward goes through it; calling the bare module would skip gathers and hooks.
         meta_module: the bare transformer inside it. Every question goes to it; wrappers answer none reliably.
+        reduces_each_backward: `no_sync` does nothing (`ParallelPlan.reduces_each_backward`).
     """
 
     forward_module: nn.Module
     meta_module: LTXTransformer
+    reduces_each_backward: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.meta_module, LTXTransformer):
@@ -42,7 +44,7 @@ class ModelHandle:
             )
 
     @classmethod
-    def of(cls, prepared: nn.Module) -> "ModelHandle":
+    def of(cls, prepared: nn.Module, *, reduces_each_backward: bool = False) -> "ModelHandle":
         """Find the bare transformer inside any stack of known wrappers. Resolved once; nothing is changed.
 
         Raises:
@@ -51,7 +53,7 @@ class ModelHandle:
         *_, innermost = _layers(prepared)
         if not isinstance(innermost, LTXTransformer):
             _refuse(innermost)
-        return cls(forward_module=prepared, meta_module=innermost)
+        return cls(prepared, innermost, reduces_each_backward)
 
     def __call__(
         self,
@@ -76,11 +78,12 @@ class ModelHandle:
     @property
     def device(self) -> torch.device:
         """Where the inputs have to be."""
-        parameter = next(self.meta_module.parameters())
-        if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != "cpu":
-            # Offloaded shards lie in host memory, and are gathered on the accelerator.
-            return torch.device(parameter.device_mesh.device_type, torch.accelerator.current_device_index())
-        return parameter.device
+        return compute_device(next(self.meta_module.parameters()))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this process holds a part of the model only, so that a forward needs others too."""
+        return any(is_sharded(parameter) for parameter in self.meta_module.parameters())
 
     @property
     def config(self) -> Any:
@@ -98,15 +101,15 @@ class ModelHandle:
     def no_sync(self) -> AbstractContextManager[None]:
         """Context in which a backward leaves gradients unreduced: all micro-steps of a step but the last.
 
-        In full fine-tuning under FSDP2 it does nothing: whole gradients of the whole model would cost the memory that
-        sharding saves, so there every micro-step reduces its own.
+        It does nothing where the plan wants each backward to reduce its own, or there is nobody to reduce with.
         """
+        if self.reduces_each_backward:
+            return nullcontext()
         for layer in _layers(self.forward_module):
             if isinstance(layer, DistributedDataParallel):
                 return layer.no_sync()
             if isinstance(layer, FSDPModule):
-                # diffusers' own mark of a model with adapters.
-                return _without_gradient_sync(layer) if self.meta_module._hf_peft_config_loaded else nullcontext()
+                return _without_gradient_sync(layer)
         return nullcontext()
 
     @contextmanager

@@ -23,11 +23,11 @@ from torch.optim import Optimizer
 from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.models.shards import (
     copy_into,
-    is_spread,
+    is_sharded,
     local_part,
     part_offset,
     shard_place,
-    spread_like,
+    sharded_like,
 )
 
 StateLevel = Literal["full", "minimal"]
@@ -199,7 +199,7 @@ def _copied_parts(sources: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Sta
         key: source
         for key, source in sources.items()
         # A process may hold nothing of a small tensor.
-        if (local_part(source).numel() if is_spread(source) else place.index == 0)
+        if (local_part(source).numel() if is_sharded(source) else place.index == 0)
     }
     offsets = {key: part_offset(source) for key, source in mine.items()}
     tensors = {key: _copied(local_part(source)) for key, source in mine.items()}
@@ -272,7 +272,7 @@ def _optimizer_state_dict(
             parameter = named[name]
             # Moments are laid out as their parameter is; a step count has no layout.
             is_moment = tensor.shape == parameter.shape
-            by_name.setdefault(name, {})[entry] = spread_like(parameter, tensor) if is_moment else tensor[...].clone()
+            by_name.setdefault(name, {})[entry] = sharded_like(parameter, tensor) if is_moment else tensor[...].clone()
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     return {
         "state": {index: by_name[name] for index, name in enumerate(order) if name in by_name},

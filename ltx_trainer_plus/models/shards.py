@@ -1,6 +1,6 @@
-"""Tensors that may be spread over processes (DTensor): read them whole, or write this process's part of them."""
+"""Tensors that may be sharded (DTensor): read them whole, write this process's part, or measure all parts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Which part of everything that is spread this process holds.
+    """Which part of everything that is sharded this process holds.
 
     Attributes:
         index: of the part, from 0.
@@ -26,15 +26,15 @@ class ShardPlace:
 
 
 def shard_place(tensors: Iterable[Tensor]) -> ShardPlace | None:
-    """This process's place among those that the tensors are spread over, all alike; None where none is spread."""
-    spread = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
-    if spread is None:
+    """This process's place among those that the tensors are sharded over, all alike; None where none is."""
+    sharded = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
+    if sharded is None:
         return None
-    mesh = spread.device_mesh
+    mesh = sharded.device_mesh
     coordinate = mesh.get_coordinate()
     assert coordinate is not None  # every process of a run is in its mesh
     index, count, is_copy = 0, 1, False
-    for at, size, placement in zip(coordinate, mesh.shape, spread.placements, strict=True):
+    for at, size, placement in zip(coordinate, mesh.shape, sharded.placements, strict=True):
         if placement.is_replicate():
             is_copy = is_copy or at > 0
         else:
@@ -42,7 +42,7 @@ def shard_place(tensors: Iterable[Tensor]) -> ShardPlace | None:
     return ShardPlace(index, count, is_copy)
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds a part of the tensor only."""
     return isinstance(tensor, DTensor)
 
@@ -58,7 +58,7 @@ def part_offset(tensor: Tensor) -> tuple[int, ...]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor. A collective of all processes for a spread one."""
+    """The whole tensor. A collective of all processes for a sharded one."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -86,7 +86,7 @@ def copy_into(tensor: Tensor, source: Any) -> None:
 
 
 @torch.no_grad()
-def spread_like(tensor: Tensor, source: Any) -> Tensor:
+def sharded_like(tensor: Tensor, source: Any) -> Tensor:
     """A copy of the whole value `source` with the layout and device of `tensor`, in its own dtype. No communication.
 
     Args:
@@ -98,6 +98,30 @@ def spread_like(tensor: Tensor, source: Any) -> Tensor:
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+
+
+def compute_device(tensor: Tensor) -> torch.device:
+    """Where what is computed with the tensor has to be. Offloaded shards lie in host memory, and are gathered on the
+    accelerator."""
+    if isinstance(tensor, DTensor) and tensor.device_mesh.device_type != "cpu":
+        return torch.device(tensor.device_mesh.device_type, torch.accelerator.current_device_index())
+    return tensor.device
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all tensors together, over all their parts; all are sharded alike, or none.  # ()
+
+    A collective for sharded ones: one small reduction, whatever the number of tensors.
+    """
+    norm = torch.nn.utils.get_total_norm([local_part(tensor) for tensor in tensors])
+    if not tensors or not isinstance(tensors[0], DTensor):
+        return norm
+    mesh = tensors[0].device_mesh
+    squares = norm.square().to(mesh.device_type)
+    for dimension, placement in enumerate(tensors[0].placements):
+        if placement.is_shard():
+            torch.distributed.all_reduce(squares, group=mesh.get_group(dimension))
+    return squares.sqrt().to(norm.device)
 
 
 def _shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

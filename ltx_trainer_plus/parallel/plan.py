@@ -13,6 +13,7 @@ from ltx_trainer_plus.parallel.topology import LaunchError, LaunchRequest, Topol
 Layout = Literal["single", "ddp", "fsdp2", "hsdp"]
 
 _CONFIGS = "configs/accelerate"
+_SHARDED = ("fsdp2", "hsdp")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class ParallelPlan:
         replicas: copies of the model in the run; each is sharded over `shards` processes.
         reshards_after_forward: whether a sharded block's weights are freed between forward and backward.
         offloads_to_cpu: whether shards, gradients and optimizer states live in host memory.
+        reduces_each_backward: whether gradients are reduced in every micro-step, instead of once in a step.
     """
 
     topology: Topology
@@ -37,11 +39,12 @@ class ParallelPlan:
     replicas: int = 1
     reshards_after_forward: bool = True
     offloads_to_cpu: bool = False
+    reduces_each_backward: bool = False
 
     @property
     def is_sharded(self) -> bool:
         """Whether a process holds a part of the model only."""
-        return self.layout in ("fsdp2", "hsdp")
+        return self.layout in _SHARDED
 
     @property
     def shards(self) -> int:
@@ -76,6 +79,8 @@ class ParallelPlan:
             replicas=replicas,
             reshards_after_forward=fsdp is None or fsdp.reshards_after_forward,
             offloads_to_cpu=fsdp is not None and fsdp.offloads_to_cpu,
+            # Unreduced gradients of the whole model would cost the memory that sharding saves; adapters' are small.
+            reduces_each_backward=layout in _SHARDED and config.model.training_mode == "full",
         )
 
 

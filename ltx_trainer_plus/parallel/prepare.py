@@ -81,7 +81,8 @@ def prepare_model(
         compile_blocks(transformer, **plan.compile.model_dump())
     if plan.is_sharded:
         _shard(transformer, plan)
-    return ModelHandle.of(_replicate(transformer, plan) if plan.layout == "ddp" else transformer)
+    prepared = _replicate(transformer, plan) if plan.layout == "ddp" else transformer
+    return ModelHandle.of(prepared, reduces_each_backward=plan.reduces_each_backward)
 
 
 def _shard(transformer: LTXTransformer, plan: ParallelPlan) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import (
@@ -28,7 +27,7 @@ from torch.optim.lr_scheduler import (
 
 from ltx_trainer_plus.config.optimization import OPTIMIZERS, OptimizationConfig
 from ltx_trainer_plus.config.problems import Problem
-from ltx_trainer_plus.models.shards import local_part
+from ltx_trainer_plus.models.shards import local_part, total_norm
 
 
 def optimizer_class(optimizer_type: str) -> type[Optimizer]:
@@ -156,20 +155,10 @@ def clip_gradients(parameters: list[Parameter], max_norm: float) -> torch.Tensor
     gradients non-finite: the caller skips that step.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    parts = [local_part(gradient) for gradient in gradients]
-    norm = torch.nn.utils.get_total_norm(parts)
-    if gradients and isinstance(gradients[0], DTensor):
-        norm = _over_shards(norm, gradients[0])
+    norm = total_norm(gradients)
     if max_norm > 0:
         # As torch.nn.utils.clip_grads_with_norm_ does it.
-        torch._foreach_mul_(parts, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(
+            [local_part(gradient) for gradient in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        )
     return norm
-
-
-def _over_shards(norm: Tensor, like: DTensor) -> Tensor:
-    """The norm over all shards from that of this process's: one small reduction, whatever the number of parameters."""
-    squares = norm.square().to(like.device_mesh.device_type)
-    for dimension, placement in enumerate(like.placements):
-        if placement.is_shard():
-            torch.distributed.all_reduce(squares, group=like.device_mesh.get_group(dimension))
-    return squares.sqrt().to(norm.device)

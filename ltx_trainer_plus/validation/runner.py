@@ -19,7 +19,6 @@ from ltx_trainer_plus.flow.schedule import inference_sigmas
 from ltx_trainer_plus.media.audio import write_wav
 from ltx_trainer_plus.media.mel import SAMPLE_RATE
 from ltx_trainer_plus.model_handle import ModelHandle
-from ltx_trainer_plus.models.shards import is_spread
 from ltx_trainer_plus.parallel.collectives import any_process, gather_objects
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.tracking.progress import TrainingProgress
@@ -177,7 +176,7 @@ class ValidationRunner:
             logger.error("Process %d failed in validation: %s: %s", self._topology.rank, type(error).__name__, error)
             # The others ask after each denoising step, and once more at the end. A sharded model cannot wait for that:
             # its other ranks are inside a forward that needs this one, and end when this process does.
-            if not any(is_spread(parameter) for parameter in handle.meta_module.parameters()):
+            if not handle.is_sharded:
                 any_process(True, self._topology)
             raise
         return [] if any_process(False, self._topology) else denoised

@@ -4,7 +4,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,147 @@ def environment_reads(tree: ast.AST) -> Iterator[str]:
             yield f"line {node.lineno}: .{node.attr}"
         elif isinstance(node, ast.ImportFrom) and any(a.name in ("environ", "getenv") for a in node.names):
             yield f"line {node.lineno}: from {node.module} import"
+
+
+HANDLE, PREPARE = PACKAGE / "model_handle.py", PACKAGE / "parallel" / "prepare.py"
+SHARDS, BENCH = PACKAGE / "models" / "shards.py", PACKAGE / "measure" / "bench.py"
+
+ROOMS = {
+    "DistributedDataParallel": {HANDLE, PREPARE},
+    "DataParallel": {HANDLE},
+    "torch.nn.parallel": {HANDLE, PREPARE},
+    "FSDPModule": {HANDLE},
+    "FullyShardedDataParallel": {HANDLE},
+    "torch.distributed.fsdp": {HANDLE, PREPARE},
+    "OptimizedModule": {HANDLE},
+    "torch._dynamo.eval_frame": {HANDLE},
+    "DTensor": {SHARDS},
+    "torch.distributed.tensor": {SHARDS},
+    "forward_module": {HANDLE, BENCH},
+}
+"""Names, and modules with all that is in them, that only these files may know."""
+
+
+def rooms_entered(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Every mention of what has a room of its own, in any spelling: (key of `ROOMS`, where)."""
+
+    def entered(*spellings: str) -> Iterator[str]:
+        for room in ROOMS:
+            if any(f".{spelling}.".find(f".{room}.") >= 0 for spelling in spellings):
+                yield room
+
+    for node in ast.walk(tree):
+        found: Iterator[str] = iter(())
+        if isinstance(node, ast.Import):
+            found = entered(*(alias.name for alias in node.names))
+        elif isinstance(node, ast.ImportFrom):
+            found = entered(*(f"{node.module}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Attribute):
+            found = entered(ast.unparse(node) if _is_chain(node) else node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # For getattr, attrgetter, import_module and annotations; text about it is longer than the name.
+            found = entered(node.value) if " " not in node.value else iter(())
+        elif isinstance(node, ast.MatchClass):
+            found = entered(*node.kwd_attrs)
+        for room in found:
+            yield room, f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def _is_chain(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_chain(node.value))
+
+
+def bare_calls(tree: ast.AST) -> Iterator[str]:
+    """Every call of a `meta_module`, also through a name that it was given, or through its `forward`."""
+
+    def is_bare(node: ast.expr) -> bool:
+        if isinstance(node, ast.NamedExpr):
+            return is_bare(node.value)
+        return ast.unparse(node) in aliases or (isinstance(node, ast.Attribute) and node.attr == "meta_module")
+
+    aliases: set[str] = set()
+    while True:
+        known = len(aliases)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    aliases.update(_named_alike(target, node.value, is_bare))
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                aliases.update(_named_alike(node.target, node.value, is_bare))
+        if len(aliases) == known:
+            break
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Attribute) and called.attr in ("forward", "__call__"):
+                called = called.value
+            if is_bare(called):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def _named_alike(target: ast.expr, value: ast.expr, is_bare: Callable[[ast.expr], bool]) -> Iterator[str]:
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        for part, given in zip(target.elts, value.elts, strict=False):
+            yield from _named_alike(part, given, is_bare)
+    elif is_bare(value):
+        yield ast.unparse(target)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_wrappers_shards_and_what_is_called_stay_in_their_rooms(source: Path) -> None:
+    tree = ast.parse(source.read_text())
+    assert [where for room, where in rooms_entered(tree) if source not in ROOMS[room]] == []
+    assert list(bare_calls(tree)) == []
+
+
+def test_every_room_is_used_by_all_who_may_enter() -> None:
+    for source in sorted({source for sources in ROOMS.values() for source in sources}):
+        used = {room for room, _ in rooms_entered(ast.parse(source.read_text()))}
+        assert used == {room for room, sources in ROOMS.items() if source in sources}, name_of(source)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "handle.forward_module.num_blocks",
+        "m = handle.forward_module; m.config",
+        "getattr(handle, 'forward_module').config",
+        "handle.meta_module(video=video, audio=audio)",
+        "model = handle.meta_module; model(video=video)",
+        "self._model, other = handle.meta_module, 1; self._model.forward(video=video)",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "import torch.distributed.fsdp as f; f.fully_shard(model)",
+        "isinstance(model, torch.nn.parallel.DistributedDataParallel)",
+        "from torch import nn; isinstance(model, nn.parallel.distributed.DistributedDataParallel)",
+        "from torch.distributed import fsdp",
+        "from torch._dynamo import OptimizedModule",
+        "from torch.nn.parallel import *",
+        "def of(t: 'DTensor') -> None: ...",
+        "sys.modules['torch.distributed.tensor'].Shard",
+        "import torch.distributed.tensor",
+    ],
+)
+def test_the_rule_of_rooms_would_see_it(line: str) -> None:
+    assert [*rooms_entered(ast.parse(line)), *bare_calls(ast.parse(line))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "video, audio = handle(video=video, audio=audio, perturbations=None)",
+        "blocks = handle.meta_module.transformer_blocks; blocks[0](**arguments)",
+        "names = dict(handle.meta_module.named_parameters())",
+        "ModelHandle(forward_module=wrapped, meta_module=bare)",
+        "import torch.distributed as dist; dist.all_reduce(sums)",
+        "from torch.distributed.device_mesh import init_device_mesh",
+        "raise TypeError('a DTensor cannot be written here: pass its local part')",
+        "is_sharded(tensor)",
+        "model = transformer; model(video=video)",
+        "import torch.distributed.checkpoint as dcp",
+    ],
+)
+def test_the_rule_of_rooms_lets_it_pass(line: str) -> None:
+    assert [*rooms_entered(ast.parse(line)), *bare_calls(ast.parse(line))] == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)

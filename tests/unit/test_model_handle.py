@@ -19,7 +19,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ltx_trainer_plus import Modality, ModelHandle, Perturbations
 from ltx_trainer_plus.models import LTXTransformer, load_transformer
 from ltx_trainer_plus.models.compile import compile_blocks
-from ltx_trainer_plus.models.lora import add_lora
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -286,19 +285,26 @@ def test_no_sync_reaches_ddp_through_what_is_around_it(outer: tuple[Wrap, ...], 
     assert ddp.require_backward_grad_sync is True
 
 
-@pytest.mark.parametrize("adapters", [True, False])
-def test_no_sync_holds_back_adapter_gradients_under_fsdp2_but_not_whole_models(
-    bare: LTXTransformer, adapters: bool
+@pytest.mark.parametrize("reduces_each_backward", [False, True])
+def test_no_sync_holds_back_gradients_under_fsdp2_as_the_plan_decided(
+    bare: LTXTransformer, reduces_each_backward: bool
 ) -> None:
-    if adapters:
-        add_lora(bare, rank=2, alpha=2, dropout=0.0, target_names=["transformer_blocks.0.attn1.to_q"], seed=0)
     prepared = block_sharded(bare)
     groups = [m._get_fsdp_state()._fsdp_param_group for m in prepared.modules() if isinstance(m, FSDPModule)]
     assert len(groups) == 4
-    with ModelHandle.of(prepared).no_sync():
-        # Unreduced gradients of everything would cost the memory that sharding saves.
-        assert all(group.reduce_grads is not adapters for group in groups)
+    with ModelHandle.of(prepared, reduces_each_backward=reduces_each_backward).no_sync():
+        assert all(group.reduce_grads is reduces_each_backward for group in groups)
     assert all(group.reduce_grads for group in groups)
+
+
+@pytest.mark.parametrize(("outer", "answer"), [((block_sharded,), True), ((compiled, sharded), True), ((), False)])
+def test_the_handle_tells_whether_the_model_is_sharded(
+    outer: tuple[Wrap, ...], answer: bool, bare: LTXTransformer
+) -> None:
+    prepared: nn.Module = bare
+    for wrap in outer:
+        prepared = wrap(prepared)
+    assert ModelHandle.of(prepared).is_sharded is answer
 
 
 def test_no_sync_of_one_process_is_nothing(bare: LTXTransformer) -> None:

@@ -28,9 +28,15 @@ NOTHING = {
 }
 
 
-def decide(environment: dict[str, str], world: int = 4, hosts: int = 1, **acceleration: Any) -> ParallelPlan:
+def decide(
+    environment: dict[str, str], world: int = 4, hosts: int = 1, mode: str = "lora", **acceleration: Any
+) -> ParallelPlan:
     config = TrainerConfig.model_validate(
-        {"model": {"model_path": "."}, "data": {"preprocessed_data_root": "."}, "acceleration": acceleration}
+        {
+            "model": {"model_path": ".", "training_mode": mode},
+            "data": {"preprocessed_data_root": "."},
+            "acceleration": acceleration,
+        }
     )
     topology = Topology(rank=0, local_rank=0, world_size=world, device=torch.device("cpu"), hosts=hosts)
     return ParallelPlan.decide(config, topology, LaunchRequest.read({**NOTHING, **environment}))
@@ -60,6 +66,26 @@ def test_the_layout_comes_from_the_launch_or_the_run_file(environment, parallel,
     plan = decide(environment, world=world, parallel=parallel)
     assert (plan.layout, plan.replicas, plan.shards) == (layout, replicas, shards)
     assert plan.compile is None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "mode", "answer"),
+    [("fsdp2", "full", True), ("hsdp", "full", True), ("fsdp2", "lora", False), ("ddp", "full", False)],
+)
+def test_only_gradients_of_a_whole_sharded_model_are_reduced_in_every_micro_step(parallel, mode, answer):
+    """Unreduced, they would cost the memory that sharding saves."""
+    assert decide({}, mode=mode, parallel=parallel).reduces_each_backward is answer
+
+
+def test_processes_of_a_data_rank_are_neighbours_with_one_leader() -> None:
+    processes = [
+        Topology(rank, rank, world_size=6, device=torch.device("cpu"), processes_per_data_rank=2) for rank in range(6)
+    ]
+    assert [topology.data_rank for topology in processes] == [0, 0, 1, 1, 2, 2]
+    assert [topology.leads_data_rank for topology in processes] == [True, False] * 3
+    assert {topology.data_ranks for topology in processes} == {3}
+    with pytest.raises(ValueError, match="4 processes cannot be divided into data ranks of 3"):
+        Topology(0, 0, world_size=4, device=torch.device("cpu"), processes_per_data_rank=3)
 
 
 def test_hsdp_shards_inside_a_host_and_keeps_a_copy_on_each() -> None:
