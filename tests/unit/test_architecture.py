@@ -25,6 +25,10 @@ def name_of(source: Path) -> str:
     return str(source.relative_to(ROOT))
 
 
+def parse(source: Path) -> ast.Module:
+    return ast.parse(source.read_text())
+
+
 def wrapper_peels(tree: ast.AST) -> Iterator[str]:
     """Every place that looks into a model wrapper, or asks a model what it has."""
     for node in ast.walk(tree):
@@ -134,14 +138,14 @@ def _named_alike(target: ast.expr, value: ast.expr, is_bare: Callable[[ast.expr]
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_wrappers_shards_and_what_is_called_stay_in_their_rooms(source: Path) -> None:
-    tree = ast.parse(source.read_text())
+    tree = parse(source)
     assert [where for room, where in rooms_entered(tree) if source not in ROOMS[room]] == []
     assert list(bare_calls(tree)) == []
 
 
 def test_every_room_is_used_by_all_who_may_enter() -> None:
     for source in sorted({source for sources in ROOMS.values() for source in sources}):
-        used = {room for room, _ in rooms_entered(ast.parse(source.read_text()))}
+        used = {room for room, _ in rooms_entered(parse(source))}
         assert used == {room for room, sources in ROOMS.items() if source in sources}, name_of(source)
 
 
@@ -191,7 +195,7 @@ def test_the_rule_of_rooms_lets_it_pass(line: str) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_only_the_model_handle_knows_that_wrappers_exist(source: Path) -> None:
-    peels = list(wrapper_peels(ast.parse(source.read_text())))
+    peels = list(wrapper_peels(parse(source)))
     if source == PACKAGE / "model_handle.py":
         assert peels  # the rule is looking at the right thing
     else:
@@ -200,7 +204,7 @@ def test_only_the_model_handle_knows_that_wrappers_exist(source: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_only_the_topology_reads_the_environment(source: Path) -> None:
-    reads = list(environment_reads(ast.parse(source.read_text())))
+    reads = list(environment_reads(parse(source)))
     if source == PACKAGE / "parallel" / "topology.py":
         assert reads
     else:
@@ -221,6 +225,33 @@ def test_the_rule_would_see_it(line: str) -> None:
     assert list(wrapper_peels(ast.parse(line)))
 
 
+PROCESSES = {
+    "parallel": "spreads the model over all processes",
+    "preparation/prepare.py": "every process encodes files of its own",
+    "commands/prepare.py": "says whose files it tells of",
+    "run/loop.py": "a process alone has nobody to agree with",
+    "run/plan_report.py": "says how many there are",
+    "trainer.py": "says which process failed",
+    "validation/runner.py": "says which process failed",
+}
+"""Who may ask a topology for its processes, and why. Whatever is about samples asks it for data ranks."""
+
+
+def process_questions(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr not in ("rank", "world_size"):
+            continue
+        if ast.unparse(node.value).rpartition(".")[2].lstrip("_") == "topology":
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_whatever_is_about_samples_asks_for_data_ranks_and_not_for_processes() -> None:
+    asking = {source.relative_to(PACKAGE) for source in PACKAGE.rglob("*.py") if list(process_questions(parse(source)))}
+    for name in PROCESSES:
+        assert any(source.is_relative_to(name) for source in asking), name
+    assert [source for source in asking if not any(source.is_relative_to(name) for name in PROCESSES)] == []
+
+
 def imports(source: Path) -> Iterator[str]:
     """Our modules that a module imports when it is itself imported, as parts of the package (`models`, `flow`, ...)."""
 
@@ -234,7 +265,7 @@ def imports(source: Path) -> Iterator[str]:
                 yield child
             yield from visit(child)
 
-    for node in visit(ast.parse(source.read_text())):
+    for node in visit(parse(source)):
         names = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(source)}: relative import"
