@@ -29,7 +29,8 @@ class ModelHandle:
         forward_module: what a launch made of the model: DDP, compiled, sharded, or the bare transformer itself.
             Every forward goes through it; calling the bare module would skip gathers and hooks.
         meta_module: the bare transformer inside it. Every question goes to it; wrappers answer none reliably.
-        reduces_each_backward: `no_sync` does nothing (`ParallelPlan.reduces_each_backward`).
+        reduces_each_backward: `no_sync` does nothing, which under FSDP2 saves the memory of gradients that are not
+            sharded (`ParallelPlan.reduces_each_backward`).
     """
 
     forward_module: nn.Module
