@@ -10,7 +10,7 @@ from ltx_trainer_plus.checkpoints.state import TrainingState, restore_state
 from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict
 from ltx_trainer_plus.data.loader import training_loader
-from ltx_trainer_plus.data.stream import SampleStream
+from ltx_trainer_plus.data.order import SampleOrder
 from ltx_trainer_plus.errors import UserError
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors, load_connectors
@@ -164,8 +164,8 @@ class Trainer:
                 closing(
                     training_loader(
                         facts.dataset,
-                        SampleStream(facts.dataset.shapes, seed=config.seed, shape_group=data.shape_group),
-                        start_position=data.position,
+                        SampleOrder(facts.dataset.shapes, seed=config.seed, shape_group=data.shape_group),
+                        start=data.position,
                         data_rank=topology.data_rank,
                         data_ranks=topology.data_ranks,
                         batch_size=config.optimization.batch_size,

@@ -123,7 +123,7 @@ def collect_state(
         named_parameters: every trained parameter with its clean name.
         level: `minimal` leaves out the optimizer and the masters.
         averages: the moving average of each parameter, where the run keeps one.
-        info: the trainer's own entries (seed, stream position, resolved configuration, W&B run id, ...): JSON types.
+        info: the trainer's own entries (seed, data position, resolved configuration, W&B run id, ...): JSON types.
 
     Raises:
         CheckpointError: the optimizer holds a parameter without a name, or an entry is not a plain type.

@@ -43,7 +43,7 @@ class CheckpointWriter:
     Args:
         average: the moving average of the weights, or None.
         metadata: header entries of the weights file beside the usual ones.
-        data: where in the data stream each step begins.
+        data: where in the data order each step begins.
         info: what the state holds beside tensors (configuration, W&B run id, ...): plain JSON types.
     """
 

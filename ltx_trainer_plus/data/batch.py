@@ -70,7 +70,7 @@ class Batch:
 
     Attributes:
         names: the samples' names.
-        positions: where each sample stands in the endless stream; what its random draws are keyed by.
+        ordinals: of the samples in the data order (`SampleOrder`); what its random draws are keyed by.
         text: captions.
         video_latent: (B, C, F, H, W) or None.
         fps: (B,) float32, None where there is no video.
@@ -81,7 +81,7 @@ class Batch:
     """
 
     names: tuple[str, ...]
-    positions: tuple[int, ...]
+    ordinals: tuple[int, ...]
     text: TextFeatures
     video_latent: Tensor | None = None
     fps: Tensor | None = None
@@ -125,7 +125,7 @@ class Batch:
         )
 
 
-def collate(samples: Sequence[Sample], positions: Sequence[int], *, ends_step: bool = True) -> Batch:
+def collate(samples: Sequence[Sample], ordinals: Sequence[int], *, ends_step: bool = True) -> Batch:
     """Stacks samples of one shape.
 
     Raises:
@@ -136,7 +136,7 @@ def collate(samples: Sequence[Sample], positions: Sequence[int], *, ends_step: b
         if _shapes(sample) != _shapes(first):
             raise ValueError(
                 f"samples of different shapes cannot be stacked: {first.name!r} has {_shapes(first)}, "
-                f"{sample.name!r} has {_shapes(sample)}. Take a batch from one shape group of the stream."
+                f"{sample.name!r} has {_shapes(sample)}. Take a batch from one shape group of the order."
             )
     text = TextFeatures(
         kind=first.text.kind,
@@ -146,7 +146,7 @@ def collate(samples: Sequence[Sample], positions: Sequence[int], *, ends_step: b
     )
     return Batch(
         names=tuple(sample.name for sample in samples),
-        positions=tuple(positions),
+        ordinals=tuple(ordinals),
         text=text,
         video_latent=_stack([sample.video_latent for sample in samples]),
         fps=None if first.fps is None else torch.tensor([sample.fps for sample in samples], dtype=torch.float32),

@@ -1,4 +1,4 @@
-"""Batches for training: the stream's samples, read ahead by worker processes."""
+"""Batches for training: samples in the data order, read ahead by worker processes."""
 
 import logging
 import os
@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ltx_trainer_plus.data.batch import Batch, Sample, collate
+from ltx_trainer_plus.data.order import SampleOrder, micro_batches
 from ltx_trainer_plus.data.sample_files import DataError
-from ltx_trainer_plus.data.stream import SampleStream, micro_batches
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class Samples(Protocol):
 
 def training_loader(
     dataset: Samples,
-    stream: SampleStream,
+    order: SampleOrder,
     *,
-    start_position: int,
+    start: int,
     data_rank: int,
     data_ranks: int,
     batch_size: int,
@@ -39,16 +39,16 @@ def training_loader(
     skip_unreadable: bool = False,
     sequence_key: Callable[[int], Hashable] | None = None,
 ) -> Generator[Batch]:
-    """Endless batches of one data rank, from the global batch that begins at `start_position` of the stream.
+    """Endless batches of one data rank, from the global batch that begins at `start` of the order.
 
     A micro-batch is one `Batch`, or several where its groups differ in shape or in the references that they drew (only
-    possible when `stream.shape_group` is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer
+    possible when `order.shape_group` is below `batch_size`). `Batch.ends_step` marks the last one of an optimizer
     step; together those of a step hold `batch_size * accumulation` samples. Closing the iterator ends the workers.
 
     Args:
         workers: processes that read ahead; 0 = read in this one.
         pin_memory: put batches into page-locked memory, for asynchronous copies to a GPU.
-        sequence_key: what samples of one batch must agree in besides their shape, by position in the stream
+        sequence_key: what samples of one batch must agree in besides their shape, by ordinal
             (`FlexibleStrategy.sequence_key`).
 
     Raises:
@@ -56,17 +56,17 @@ def training_loader(
         DataError: when a sample cannot be read; raised by the batch that it belongs to. With `skip_unreadable` the next
             readable sample of its shape takes its place, and `Batch.replaced` says so.
     """
-    order = micro_batches(
-        stream,
-        start_position=start_position,
+    dealt = micro_batches(
+        order,
+        start=start,
         data_rank=data_rank,
         data_ranks=data_ranks,
         batch_size=batch_size,
     )
     loader = DataLoader(
-        _BatchReader(dataset, stream.shapes, skip_unreadable=skip_unreadable),
+        _BatchReader(dataset, order.shapes, skip_unreadable=skip_unreadable),
         batch_size=None,
-        sampler=_one_shape_each(order, stream.shapes, accumulation, sequence_key),
+        sampler=_one_shape_each(dealt, order.shapes, accumulation, sequence_key),
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=pin_memory,
@@ -94,7 +94,7 @@ class _BatchReader(Dataset[Batch]):
     def __getitem__(self, work: _Work) -> Batch:
         read = [self._read(index) for index, _ in work.items]
         return replace(
-            collate([sample for sample, _ in read], [position for _, position in work.items], ends_step=work.ends_step),
+            collate([sample for sample, _ in read], [ordinal for _, ordinal in work.items], ends_step=work.ends_step),
             replaced=tuple(name for _, name in read if name is not None),
         )
 
@@ -122,16 +122,16 @@ class _BatchReader(Dataset[Batch]):
 
 
 def _one_shape_each(
-    order: Iterator[list[tuple[int, int]]],
+    dealt: Iterator[list[tuple[int, int]]],
     shapes: tuple[Hashable, ...],
     accumulation: int,
     sequence_key: Callable[[int], Hashable] | None,
 ) -> Iterator[_Work]:
-    for number, micro_batch in enumerate(order, start=1):
+    for number, micro_batch in enumerate(dealt, start=1):
         by_shape: dict[Hashable, list[tuple[int, int]]] = {}
-        for index, position in micro_batch:
-            key = (shapes[index], sequence_key(position) if sequence_key is not None else None)
-            by_shape.setdefault(key, []).append((index, position))
+        for index, ordinal in micro_batch:
+            key = (shapes[index], sequence_key(ordinal) if sequence_key is not None else None)
+            by_shape.setdefault(key, []).append((index, ordinal))
         parts = list(by_shape.values())
         for i, part in enumerate(parts, start=1):
             yield _Work(part, ends_step=number % accumulation == 0 and i == len(parts))

@@ -1,4 +1,4 @@
-"""Where in the data stream each step of a run begins, across resumes and layouts."""
+"""Where in the data order each step of a run begins, across resumes and layouts."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -8,15 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DataPosition:
-    """How a run takes samples from the stream.
+    """How a run takes samples from the data order.
 
     Attributes:
         batch_size: samples in a micro-batch of one data rank.
         accumulation: micro-batches in an optimizer step.
         data_ranks: parts that a global batch is dealt to.
-        shape_group: samples of one shape that stay together in the stream's order.
+        shape_group: samples of one shape that stay together in the order.
         data_set: what tells one data set from another (`data_set_key`).
-        step, position: optimizer steps done when the run (or its last resume) began, and where in the stream that was.
+        step: optimizer steps done when the run (or its last resume) began.
+        position: ordinal of the sample that comes next there.
     """
 
     batch_size: int
@@ -42,7 +43,7 @@ class DataPosition:
         )
 
     def at(self, step: int) -> int:
-        """Position of the first sample after `step` optimizer steps."""
+        """Ordinal of the first sample after `step` optimizer steps."""
         return self.position + (step - self.step) * self.global_batch
 
     def entries(self, step: int) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def random_batch(model: Mapping[str, Any], work: Workload) -> Batch:
 
     return Batch(
         names=tuple(f"sample {index}" for index in range(work.batch)),
-        positions=tuple(range(work.batch)),
+        ordinals=tuple(range(work.batch)),
         text=TextFeatures(
             kind="context",
             video=normal(work.text_tokens, model["cross_attention_dim"]),

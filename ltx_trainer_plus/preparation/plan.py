@@ -72,7 +72,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparationPlan:
     """What the main process found out and every process works by.
 
     Attributes:
@@ -88,7 +88,7 @@ class Plan:
     strays: tuple[str, ...]
 
 
-def make_plan(settings: PreparationSettings) -> Plan:
+def make_plan(settings: PreparationSettings) -> PreparationPlan:
     """Read the data set and compare it with what is prepared.
 
     Raises:
@@ -122,7 +122,7 @@ def make_plan(settings: PreparationSettings) -> Plan:
     # Threads, because on network storage this is nothing but waiting for small reads.
     with ThreadPoolExecutor(max_workers=16) as pool:
         jobs = tuple(pool.map(job, clips))
-    return Plan(buckets, jobs, tuple(skipped), tuple(sorted(prepared - known)))
+    return PreparationPlan(buckets, jobs, tuple(skipped), tuple(sorted(prepared - known)))
 
 
 def _fingerprints(

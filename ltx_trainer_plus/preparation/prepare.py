@@ -15,7 +15,7 @@ from ltx_trainer_plus.preparation.buckets import Bucket
 from ltx_trainer_plus.preparation.clips import DatasetError, Skipped
 from ltx_trainer_plus.preparation.encode import encode_captions, encode_media, release_memory
 from ltx_trainer_plus.preparation.files import TEXT_FOLDER, prepared_path
-from ltx_trainer_plus.preparation.plan import Job, Plan, PreparationSettings, make_plan
+from ltx_trainer_plus.preparation.plan import Job, PreparationPlan, PreparationSettings, make_plan
 from ltx_trainer_plus.preparation.report import PreparationReport, with_progress
 
 
@@ -61,10 +61,10 @@ def prepare_dataset(
         )
 
 
-def _planned_by_main(settings: PreparationSettings, topology: Topology, stack: ExitStack) -> Plan:
+def _planned_by_main(settings: PreparationSettings, topology: Topology, stack: ExitStack) -> PreparationPlan:
     # The main process alone looks: two that look one after the other could see different files. What it finds wrong
     # goes to the others as a value, so that all end alike instead of waiting for each other.
-    outcome: Plan | DatasetError | None = None
+    outcome: PreparationPlan | DatasetError | None = None
     if topology.is_main:
         try:
             outcome = make_plan(settings)
@@ -77,7 +77,7 @@ def _planned_by_main(settings: PreparationSettings, topology: Topology, stack: E
     shared = broadcast_object(outcome, topology)
     if isinstance(shared, DatasetError):
         raise shared
-    assert isinstance(shared, Plan)
+    assert isinstance(shared, PreparationPlan)
     return shared
 
 
@@ -98,7 +98,7 @@ def _only_run_in(output: Path) -> Iterator[None]:
 
 
 def _encode_media(
-    plan: Plan, settings: PreparationSettings, topology: Topology, console: Console | None
+    plan: PreparationPlan, settings: PreparationSettings, topology: Topology, console: Console | None
 ) -> dict[str, Bucket | Skipped]:
     """Outcome of every clip that had something to make, by name."""
     share = _share([job for job in plan.jobs if job.video or job.audio], topology)
@@ -145,7 +145,7 @@ def _label(what: str, topology: Topology) -> str:
     return what if topology.world_size == 1 else f"{what} (process 1 of {topology.world_size})"
 
 
-def _remove_outdated(plan: Plan, left_out: Set[str | None], output: Path) -> None:
+def _remove_outdated(plan: PreparationPlan, left_out: Set[str | None], output: Path) -> None:
     """Delete what an earlier run made of clips that are skipped now: it would be trained on although it is wrong.
 
     Where the clip itself is gone, its prepared files may be all that is left of it, and stay.

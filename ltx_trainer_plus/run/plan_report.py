@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ltx_trainer_plus.config import TrainerConfig
-from ltx_trainer_plus.data.stream import epoch_length
+from ltx_trainer_plus.data.order import epoch_length
 from ltx_trainer_plus.flow.references import ReferenceScale
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.run.preflight import Preflight

@@ -25,19 +25,19 @@ class TracedSample:
     """A sample of a step, on the host.
 
     Attributes:
-        position: in the data stream.
+        ordinal: in the data order.
         sigmas: noise level by stream.
         loss: NaN or infinite where this sample spoilt the step.
     """
 
     name: str
-    position: int
+    ordinal: int
     sigmas: dict[str, float]
     loss: float
 
     def __str__(self) -> str:
         sigmas = ", ".join(f"{stream} sigma {sigma:.4f}" for stream, sigma in self.sigmas.items())
-        return f"{self.name} ({sigmas}; position {self.position}): loss {self.loss:g}"
+        return f"{self.name} ({sigmas}; position {self.ordinal}): loss {self.loss:g}"
 
 
 @dataclass
@@ -46,16 +46,16 @@ class StepTrace:
 
     _parts: list[tuple[Sequence[str], Sequence[int], dict[str, Tensor], Tensor]] = field(default_factory=list)
 
-    def add(self, names: Sequence[str], positions: Sequence[int], sigmas: dict[str, Tensor], losses: Tensor) -> None:
+    def add(self, names: Sequence[str], ordinals: Sequence[int], sigmas: dict[str, Tensor], losses: Tensor) -> None:
         """Note a micro-batch. sigmas: (B,) on the CPU by stream; losses: (B,) on the device, read only if needed."""
-        self._parts.append((names, positions, sigmas, losses.detach()))
+        self._parts.append((names, ordinals, sigmas, losses.detach()))
 
     def samples(self) -> list[TracedSample]:
         """Every sample of the step. Waits for the device."""
         return [
-            TracedSample(name, position, {stream: sigma[i].item() for stream, sigma in sigmas.items()}, loss)
-            for names, positions, sigmas, losses in self._parts
-            for i, (name, position, loss) in enumerate(zip(names, positions, losses.tolist(), strict=True))
+            TracedSample(name, ordinal, {stream: sigma[i].item() for stream, sigma in sigmas.items()}, loss)
+            for names, ordinals, sigmas, losses in self._parts
+            for i, (name, ordinal, loss) in enumerate(zip(names, ordinals, losses.tolist(), strict=True))
         ]
 
 
@@ -89,7 +89,7 @@ class BadSteps:
             if guilty
             else "Every loss was finite, a gradient was not (the weights may be about to diverge)"
         )
-        shown = sorted(guilty or samples, key=lambda sample: sample.position)
+        shown = sorted(guilty or samples, key=lambda sample: sample.ordinal)
         lines = [f"  {sample}" for sample in shown[:_MOST_NAMED]]
         if len(shown) > _MOST_NAMED:
             lines.append(f"  and {len(shown) - _MOST_NAMED} more")

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
-from ltx_trainer_plus.data.stream import keyed_generator
+from ltx_trainer_plus.data.order import keyed_generator
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors
@@ -26,7 +26,7 @@ class TrainStep:
     Args:
         connectors: for prepared data that holds text features before the connectors; None where all of it holds
             contexts already.
-        seed: with a sample's position in the data stream, the key of its noise and sigmas.
+        seed: with a sample's ordinal in the data order, the key of its noise and sigmas.
         has_dropout: the model draws from the device's generator.
         average: the moving average that takes in the weights after each step.
         samples: of this data rank in a step, over all its micro-batches.
@@ -87,7 +87,7 @@ class TrainStep:
         draws = self._strategy.draw(batch, self._seed)
         if self._has_dropout:
             # Keyed like everything random, so that a resumed run drops what it would have dropped.
-            torch.manual_seed(keyed_generator(self._seed, "dropout", batch.positions[0]).initial_seed())
+            torch.manual_seed(keyed_generator(self._seed, "dropout", batch.ordinals[0]).initial_seed())
         device, sigmas = self._handle.device, draws.sigmas()
         batch, draws = batch.to(device, non_blocking=True), draws.to(device, non_blocking=True)
         inputs = self._strategy.prepare(batch, draws, self.context(batch.text))
@@ -98,7 +98,7 @@ class TrainStep:
         # they tell the other ranks.
         (loss * (1 + 0 * loss.detach())).backward()
         window.add(inputs, losses, replaced=len(batch.replaced))
-        self.trace.add(batch.names, batch.positions, sigmas, losses.total)
+        self.trace.add(batch.names, batch.ordinals, sigmas, losses.total)
 
     @torch.no_grad()
     def context(self, text: TextFeatures) -> TextContext:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ltx_trainer_plus.config.conditions import Stream, TrainingCondition
-from ltx_trainer_plus.data.stream import keyed_generator
+from ltx_trainer_plus.data.order import keyed_generator
 from ltx_trainer_plus.flow.timesteps import sample_sigma
 
 
@@ -67,7 +67,7 @@ class Draws:
 def draw_stream(
     stream: Stream,
     shape: tuple[int, int],
-    positions: Sequence[int],
+    ordinals: Sequence[int],
     groups: Sequence[int],
     seed: int,
     *,
@@ -81,26 +81,26 @@ def draw_stream(
 
     Args:
         shape: (T, C) of the target tokens.
-        positions: of the samples in the endless stream; with `seed` the key of their draws.
+        ordinals: of the samples in the data order; with `seed` the key of their draws.
         groups: of the samples in that stream.
 
     Raises:
         ValueError: samples of the batch draw different references.
     """
-    sigma = torch.empty(len(positions))
-    noise = torch.empty(len(positions), *shape)
-    holds = torch.empty(len(positions), len(conditions), dtype=torch.bool)
-    for i, position in enumerate(positions):
+    sigma = torch.empty(len(ordinals))
+    noise = torch.empty(len(ordinals), *shape)
+    holds = torch.empty(len(ordinals), len(conditions), dtype=torch.bool)
+    for i, ordinal in enumerate(ordinals):
         # One generator for each purpose: a condition more or less leaves all other draws as they are.
         sigma[i] = sample_sigma(
             flow.timestep_sampling_mode,
             flow.timestep_sampling_params,
             tokens=shape[0],
-            generator=keyed_generator(seed, f"{stream} sigma", position),
+            generator=keyed_generator(seed, f"{stream} sigma", ordinal),
         )
-        noise[i].normal_(generator=keyed_generator(seed, f"{stream} noise", position))
+        noise[i].normal_(generator=keyed_generator(seed, f"{stream} noise", ordinal))
         for j, condition in enumerate(conditions):
-            holds[i, j] = _happens(condition.probability, seed, f"{stream} condition {j}", position)
+            holds[i, j] = _happens(condition.probability, seed, f"{stream} condition {j}", ordinal)
     drawn = {draw_references(stream, references, group, seed) for group in groups}
     if len(drawn) > 1:
         raise ValueError(

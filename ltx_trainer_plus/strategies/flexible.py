@@ -111,26 +111,26 @@ class FlexibleStrategy:
         """
         video = audio = None
         if self.video is not None and self.video.is_generated:
-            video = self._draw("video", _token_shape(batch.video_latent, "video"), batch.positions, seed)
+            video = self._draw("video", _token_shape(batch.video_latent, "video"), batch.ordinals, seed)
         if self.audio is not None and self.audio.is_generated:
-            audio = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.positions, seed)
+            audio = self._draw("audio", _token_shape(batch.audio_latent, "audio"), batch.ordinals, seed)
         return Draws(video, audio)
 
-    def sequence_key(self, position: int, seed: int) -> tuple[bool, ...]:
-        """Which references the sample at this position of the stream gets: samples of one batch must agree in it."""
+    def sequence_key(self, ordinal: int, seed: int) -> tuple[bool, ...]:
+        """Which references the sample with this ordinal gets: samples of one batch must agree in it."""
         streams: tuple[Stream, ...] = ("video", "audio")
         return tuple(
             drawn
             for stream in streams
-            for drawn in draw_references(stream, self._references[stream], position // self.shape_group, seed)
+            for drawn in draw_references(stream, self._references[stream], ordinal // self.shape_group, seed)
         )
 
-    def _draw(self, stream: Stream, shape: tuple[int, int], positions: tuple[int, ...], seed: int) -> StreamDraws:
-        groups = [position // self.shape_group for position in positions]
+    def _draw(self, stream: Stream, shape: tuple[int, int], ordinals: tuple[int, ...], seed: int) -> StreamDraws:
+        groups = [ordinal // self.shape_group for ordinal in ordinals]
         return draw_stream(
             stream,
             shape,
-            positions,
+            ordinals,
             groups,
             seed,
             flow=self.flow_matching,

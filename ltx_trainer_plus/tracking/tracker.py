@@ -16,7 +16,7 @@ from ltx_trainer_plus.tracking.log import JsonlWriter, MetricLog, memory_gib
 from ltx_trainer_plus.tracking.progress import create_progress
 
 
-class Sample(Protocol):
+class GeneratedSample(Protocol):
     """A validation file: what is reported of it. `index` counts from 1."""
 
     @property
@@ -119,7 +119,7 @@ class Tracker:
         best = ", the best so far: its checkpoint is kept" if is_best else ""
         self.progress.say(f"held-out loss after step {step}: {metrics['held_out']:.6f}{best}")
 
-    def samples(self, samples: Sequence[Sample], step: int) -> None:
+    def samples(self, samples: Sequence[GeneratedSample], step: int) -> None:
         """Report validation samples, which lie on disk."""
         if not self._is_main:
             return

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ltx_trainer_plus.data.batch import Sample, TextFeatures, collate
-from ltx_trainer_plus.data.stream import keyed_generator
+from ltx_trainer_plus.data.order import keyed_generator
 from ltx_trainer_plus.flow.timesteps import sample_sigma
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.model_handle import ModelHandle
@@ -100,7 +100,7 @@ class HeldOutLoss:
 
     def _losses(self, handle: ModelHandle, item: int) -> tuple[float | None, float | None]:
         index, level = divmod(item, self._levels)
-        # As positions of a stream of their own: noise and conditions depend on nothing else.
+        # As ordinals of an order of their own: noise and conditions depend on nothing else.
         batch = collate([self._dataset[index]], [item])
         draws = self._at_level(self._strategy.draw(batch, self._seed), level)
         batch, draws = batch.to(handle.device), draws.to(handle.device)

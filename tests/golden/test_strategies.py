@@ -54,7 +54,7 @@ def made_of(body: dict[str, Any], **options: Any) -> FlexibleStrategy:
 def official_batch(official: dict[str, Tensor]) -> Batch:
     return Batch(
         names=("a", "b"),
-        positions=(0, 1),
+        ordinals=(0, 1),
         text=TextFeatures("context", official["video_context"], official["audio_context"]),
         video_latent=official["video_latents"],
         fps=torch.tensor([24.0, 24.0]),
@@ -115,7 +115,7 @@ def test_a_reference_of_half_the_size_and_half_the_rate_lies_where_the_official_
     zeros = torch.zeros(2, 5, 4)
     batch = Batch(
         names=("a", "b"),
-        positions=(0, 1),
+        ordinals=(0, 1),
         text=TextFeatures("context", zeros, zeros),
         video_latent=official["video_latents"],
         fps=torch.tensor([24.0, 24.0]),
@@ -184,7 +184,7 @@ def test_draws_are_keyed_by_stream_position_and_not_by_batch(official: dict[str,
         for row in (0, 1):  # each sample alone, as on another rank
             single = Batch(
                 names=whole.names[row : row + 1],
-                positions=whole.positions[row : row + 1],
+                ordinals=whole.ordinals[row : row + 1],
                 text=whole.text,
                 video_latent=official["video_latents"][row : row + 1],
                 audio_latent=official["audio_latents"][row : row + 1],
@@ -212,8 +212,8 @@ def test_sigma_leans_to_noise_with_the_stream_s_own_token_count(official: dict[s
     batch = official_batch(official)
 
     def mean_sigmas(latent: Tensor) -> tuple[float, float]:
-        positions = tuple(range(400))
-        many = Batch(batch.names, positions, batch.text, latent, audio_latent=torch.zeros(1, 1, 9, 1))
+        ordinals = tuple(range(400))
+        many = Batch(batch.names, ordinals, batch.text, latent, audio_latent=torch.zeros(1, 1, 9, 1))
         draws = strategy.draw(many, seed=0)
         assert draws.video is not None
         assert draws.audio is not None

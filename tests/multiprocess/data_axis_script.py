@@ -41,7 +41,7 @@ def observed(settings: dict[str, Any], stopped_rank: int | None, patch: pytest.M
         assert draws.video_noise is not None
         assert draws.video_sigma is not None
         noise = draws.video_noise.double().sum((1, 2)).tolist()
-        drawn.append([batch.names, batch.positions, draws.video_sigma.tolist(), noise])
+        drawn.append([batch.names, batch.ordinals, draws.video_sigma.tolist(), noise])
         return draws
 
     def write_sample(path: Path, *args: Any) -> Path:

@@ -27,12 +27,12 @@ def strategy(video: list[dict[str, Any]] | None = None, audio: list[dict[str, An
     return FlexibleStrategy(config.video, config.audio, LatentGeometry(), FlowMatchingConfig(), **options)
 
 
-def batch(positions: tuple[int, ...] = (0, 1), **options: Any) -> Batch:
+def batch(ordinals: tuple[int, ...] = (0, 1), **options: Any) -> Batch:
     generator = torch.Generator().manual_seed(0)
-    size = len(positions)
+    size = len(ordinals)
     return Batch(
-        names=tuple(map(str, positions)),
-        positions=positions,
+        names=tuple(map(str, ordinals)),
+        ordinals=ordinals,
         text=TextFeatures("context", TEXT[:size], TEXT[:size]),
         video_latent=torch.randn(size, 8, F, H, W, generator=generator),
         fps=torch.full((size,), 24.0),

@@ -18,9 +18,9 @@ from ltx_trainer_plus.config.optimization import FlowMatchingConfig
 from ltx_trainer_plus.config.strategy import AudioStreamConfig, VideoStreamConfig
 from ltx_trainer_plus.data.batch import Batch, Sample, TextFeatures, collate
 from ltx_trainer_plus.data.loader import training_loader
+from ltx_trainer_plus.data.order import SampleOrder
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
 from ltx_trainer_plus.data.sample_files import DataError
-from ltx_trainer_plus.data.stream import SampleStream
 from ltx_trainer_plus.flow.positions import LatentGeometry
 from ltx_trainer_plus.modality import TextContext
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
@@ -45,9 +45,9 @@ def write_data(root: Path, kinds: list[str]) -> PrecomputedDataset:
 
 
 def loader_of(dataset: PrecomputedDataset, shape_group: int, **options: Any) -> Generator[Batch]:
-    stream = SampleStream(dataset.shapes, seed=5, shape_group=shape_group)
-    defaults = {"start_position": 0, "data_rank": 0, "data_ranks": 1, "batch_size": 2, "accumulation": 1, "workers": 0}
-    return training_loader(dataset, stream, pin_memory=False, **(defaults | options))
+    order = SampleOrder(dataset.shapes, seed=5, shape_group=shape_group)
+    defaults = {"start": 0, "data_rank": 0, "data_ranks": 1, "batch_size": 2, "accumulation": 1, "workers": 0}
+    return training_loader(dataset, order, pin_memory=False, **(defaults | options))
 
 
 def step_losses(
@@ -113,7 +113,7 @@ def test_workers_give_the_same_batches_and_leave_the_global_generator_alone(tmp_
     alone = list(islice(loader_of(dataset, 1), 12))
     with closing(loader_of(dataset, 1, workers=2)) as batches:
         for expected, batch in zip(alone, batches, strict=False):
-            assert (batch.names, batch.positions) == (expected.names, expected.positions)
+            assert (batch.names, batch.ordinals) == (expected.names, expected.ordinals)
             assert torch.equal(batch.video_latent, expected.video_latent)
             assert torch.equal(batch.fps, torch.full((len(batch),), 24.0))
     assert torch.equal(torch.get_rng_state(), state)
@@ -121,8 +121,8 @@ def test_workers_give_the_same_batches_and_leave_the_global_generator_alone(tmp_
 
 def test_a_resumed_loader_continues_the_first_one(tmp_path: Path) -> None:
     dataset = write_data(tmp_path, ["wide"] * 5 + ["tall"] * 3)
-    whole = [batch.positions for batch in islice(loader_of(dataset, 2, accumulation=2), 20)]
-    resumed = [batch.positions for batch in islice(loader_of(dataset, 2, accumulation=2, start_position=4 * 4), 12)]
+    whole = [batch.ordinals for batch in islice(loader_of(dataset, 2, accumulation=2), 20)]
+    resumed = [batch.ordinals for batch in islice(loader_of(dataset, 2, accumulation=2, start=4 * 4), 12)]
     assert resumed == whole[8:]
 
 
@@ -130,8 +130,8 @@ def test_one_clip_on_two_ranks_trains_again_and_again(tmp_path: Path) -> None:
     dataset = write_data(tmp_path, ["wide"])
     ranks = [list(islice(loader_of(dataset, 2, data_rank=rank, data_ranks=2), 5)) for rank in (0, 1)]
     assert [batch.names for batches in ranks for batch in batches] == [("000_wide", "000_wide")] * 10
-    positions = [position for batches in ranks for batch in batches for position in batch.positions]
-    assert sorted(positions) == list(range(20))
+    ordinals = [ordinal for batches in ranks for batch in batches for ordinal in batch.ordinals]
+    assert sorted(ordinals) == list(range(20))
 
 
 def test_different_samples_get_different_draws_on_every_rank(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ import signal, sys
 from pathlib import Path
 from ltx_trainer_plus.data.loader import training_loader
 from ltx_trainer_plus.data.precomputed import PrecomputedDataset
-from ltx_trainer_plus.data.stream import SampleStream
+from ltx_trainer_plus.data.order import SampleOrder
 
 received = []
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: received.append(number))
 dataset = PrecomputedDataset(sys.argv[1], video_dir="latents", audio_dir="audio_latents")
-stream = SampleStream(dataset.shapes, seed=0, shape_group=1)
-batches = training_loader(dataset, stream, start_position=0, data_rank=0, data_ranks=1, batch_size=1, accumulation=1,
+order = SampleOrder(dataset.shapes, seed=0, shape_group=1)
+batches = training_loader(dataset, order, start=0, data_rank=0, data_ranks=1, batch_size=1, accumulation=1,
                           workers=2, pin_memory=False)
 next(batches)
 print("ready", flush=True)
@@ -216,7 +216,7 @@ def test_a_batch_keeps_every_part_when_it_moves() -> None:
     text = TextFeatures("features", torch.ones(2, 3), torch.ones(2, 4), torch.tensor([True, False]))
     batch = collate([Sample("a", text, torch.ones(1, 1, 2, 2), 24.0, torch.ones(1, 2, 3))] * 2, [4, 9], ends_step=False)
     moved = batch.to("meta")
-    assert (moved.names, moved.positions, moved.ends_step, moved.text.kind) == (("a", "a"), (4, 9), False, "features")
+    assert (moved.names, moved.ordinals, moved.ends_step, moved.text.kind) == (("a", "a"), (4, 9), False, "features")
     tensors = [moved.video_latent, moved.audio_latent, moved.fps, moved.text.video, moved.text.audio, moved.text.mask]
     assert all(tensor is not None and tensor.is_meta and len(tensor) == 2 for tensor in tensors)
     assert batch.fps is not None

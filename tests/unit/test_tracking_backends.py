@@ -13,7 +13,7 @@ from ltx_trainer_plus.step.sums import MetricWindow
 from ltx_trainer_plus.strategies.flexible import ModelInputs, StreamInputs
 from ltx_trainer_plus.strategies.loss import Losses
 from ltx_trainer_plus.tracking.backend import RecordedRun, Recorder, backend_problems
-from ltx_trainer_plus.tracking.tracker import Sample, Tracker
+from ltx_trainer_plus.tracking.tracker import GeneratedSample, Tracker
 from ltx_trainer_plus.validation.runner import SampleFile
 from tests.unit.config_files import load
 
@@ -196,5 +196,5 @@ def report_step(tracker: Tracker, step: int) -> None:
     tracker.step(step, window.reduce_async().read(), 1e-3, finished_at=0.0, is_last=False)
 
 
-def sample(path: Path, prompt: str) -> Sample:
+def sample(path: Path, prompt: str) -> GeneratedSample:
     return SampleFile(path, prompt, 1, 24.0)

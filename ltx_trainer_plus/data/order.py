@@ -17,15 +17,15 @@ def keyed_generator(seed: int, purpose: str, number: int) -> torch.Generator:
 
 
 def epoch_length(shapes: Sequence[Hashable], shape_group: int) -> int:
-    """Samples in an epoch of `SampleStream`, those that fill the last group of a shape included."""
+    """Samples in an epoch of `SampleOrder`, those that fill the last group of a shape included."""
     return sum(-(-count // shape_group) for count in Counter(shapes).values()) * shape_group
 
 
-class SampleStream:
+class SampleOrder:
     """Epoch after epoch of every sample, in groups of one shape.
 
     An epoch is a permutation of groups, each of `shape_group` samples of one shape; where a shape's samples do not
-    fill its last group, some come twice. All epochs have the same length, so that any position is found directly.
+    fill its last group, some come twice. All epochs have the same length, so that any ordinal is found directly.
 
     Args:
         shapes: shape of every sample of the data set, in its order.
@@ -51,9 +51,9 @@ class SampleStream:
         self.epoch_length = epoch_length(shapes, shape_group)
         self._epoch: tuple[int, list[int]] = (-1, [])
 
-    def item(self, position: int) -> int:
-        """Index in the data set of the sample at `position`, counted from 0 across epochs."""
-        epoch, offset = divmod(position, self.epoch_length)
+    def item(self, ordinal: int) -> int:
+        """Index in the data set of the sample with this ordinal: its number in the order, from 0, across epochs."""
+        epoch, offset = divmod(ordinal, self.epoch_length)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._order(epoch))
         return self._epoch[1][offset]
@@ -70,31 +70,31 @@ class SampleStream:
 
 
 def micro_batches(
-    stream: SampleStream, *, start_position: int, data_rank: int, data_ranks: int, batch_size: int
+    order: SampleOrder, *, start: int, data_rank: int, data_ranks: int, batch_size: int
 ) -> Iterator[list[tuple[int, int]]]:
-    """What one data rank trains on: of each micro-batch the samples, as (index in the data set, stream position).
+    """What one data rank trains on: of each micro-batch the samples, as (index in the data set, ordinal).
 
-    The stream is cut into global batches; the first micro-batch of one goes to the first micro-step of data rank 0,
+    The order is cut into global batches; the first micro-batch of one goes to the first micro-step of data rank 0,
     the next to that of data rank 1, and so on. Endless.
 
     Args:
-        start_position: where in the stream the first global batch begins.
+        start: ordinal at which the first global batch begins.
 
     Raises:
         ValueError: micro-batches and groups of one shape do not align.
     """
-    if batch_size % stream.shape_group and stream.shape_group % batch_size:
+    if batch_size % order.shape_group and order.shape_group % batch_size:
         raise ValueError(
-            f"data.shape_group: groups of {stream.shape_group} samples and micro-batches of {batch_size} do not align. "
+            f"data.shape_group: groups of {order.shape_group} samples and micro-batches of {batch_size} do not align. "
             f"Set data.shape_group to a divisor of optimization.batch_size ({batch_size}), or leave it out."
         )
-    return _micro_batches(stream, start_position, data_rank, data_ranks, batch_size)
+    return _micro_batches(order, start, data_rank, data_ranks, batch_size)
 
 
 def _micro_batches(
-    stream: SampleStream, start_position: int, data_rank: int, data_ranks: int, batch_size: int
+    order: SampleOrder, start: int, data_rank: int, data_ranks: int, batch_size: int
 ) -> Iterator[list[tuple[int, int]]]:
-    first = start_position + data_rank * batch_size
+    first = start + data_rank * batch_size
     while True:
-        yield [(stream.item(position), position) for position in range(first, first + batch_size)]
+        yield [(order.item(ordinal), ordinal) for ordinal in range(first, first + batch_size)]
         first += data_ranks * batch_size
