@@ -6,7 +6,6 @@ from functools import partial
 
 from ltx_trainer_plus.checkpoints.adapters import load_weights, read_reference_scale
 from ltx_trainer_plus.checkpoints.resume import Found
-from ltx_trainer_plus.checkpoints.state import TrainingState, restore_state
 from ltx_trainer_plus.checkpoints.writer import CheckpointWriter
 from ltx_trainer_plus.config import TrainerConfig, config_as_dict
 from ltx_trainer_plus.data.loader import training_loader
@@ -22,9 +21,8 @@ from ltx_trainer_plus.run.beginning import find_beginning
 from ltx_trainer_plus.run.interrupt import StopRequest, follow_parent_death
 from ltx_trainer_plus.run.loop import TrainingLoop, TrainingResult
 from ltx_trainer_plus.run.preflight import Preflight, check_equal_forwards, check_run
-from ltx_trainer_plus.step.ema import WeightAverage
-from ltx_trainer_plus.step.optimizers import create_optimizer, create_scheduler
 from ltx_trainer_plus.step.train_step import TrainStep
+from ltx_trainer_plus.step.trained import Trained
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.tracking.tracker import Tracker
 from ltx_trainer_plus.validation.cache import encode_validation_prompts
@@ -82,12 +80,7 @@ class Trainer:
             start = data.step
             contexts = encode_validation_prompts(config, topology) if config.validation.makes_samples else None
             given = self._encode_conditions(facts) if config.validation.makes_samples else ()
-            handle = self._load_model(facts, found)
-            optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
-            if state is not None:
-                restore_state(state, named_parameters=handle.trainable_parameters(), optimizer=optimizer)
-            average = self._start_average(handle, state)
-            scheduler = create_scheduler(optimizer, config.optimization, steps_done=start)
+            trained = Trained.start(self._load_model(facts, found), config, state)
             tracker = stack.enter_context(
                 Tracker(
                     config,
@@ -107,25 +100,19 @@ class Trainer:
                 shape_group=data.shape_group,
             )
             step = TrainStep(
-                handle,
-                optimizer,
-                scheduler,
+                trained,
                 strategy,
                 connectors=self._load_connectors(facts),
                 seed=config.seed,
                 samples=config.optimization.batch_size * config.optimization.gradient_accumulation_steps,
                 max_grad_norm=config.optimization.max_grad_norm,
-                average=average,
                 has_dropout=self._lora is not None and self._lora.dropout > 0,
             )
             saver = CheckpointWriter(
                 config,
                 topology,
                 beginning.store,
-                handle,
-                optimizer,
-                scheduler,
-                average,
+                trained,
                 metadata=facts.reference_scale.as_metadata(),
                 data=data,
                 info={
@@ -150,15 +137,13 @@ class Trainer:
             loop = TrainingLoop(
                 config,
                 topology,
-                handle,
+                trained,
                 step=step,
-                learning_rate=lambda: float(scheduler.get_last_lr()[0]),
                 saver=saver,
                 validation=validation,
                 tracker=tracker,
                 stop=stop,
                 held_out=self._held_out(facts, strategy, step),
-                average=average,
             )
             batches = stack.enter_context(
                 closing(
@@ -215,20 +200,6 @@ class Trainer:
             levels=settings.sigmas,
             seed=self._config.validation.seed,
         )
-
-    def _start_average(self, handle: ModelHandle, state: TrainingState | None) -> WeightAverage | None:
-        if self._config.checkpoints.ema_decay is None:
-            return None
-        average = WeightAverage(handle, self._config.checkpoints.ema_decay)
-        prefix = "average."
-        saved = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in (state.tensors.items() if state is not None else ())
-            if name.startswith(prefix)
-        }
-        if state is not None and saved:
-            average.restore(saved, state.info["average_updates"])
-        return average
 
     def _load_model(self, facts: Preflight, found: Found | None) -> ModelHandle:
         config, plan = self._config, self.plan

@@ -3,15 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.checkpoints.adapters import collect_weights, weights_metadata
-from ltx_trainer_plus.checkpoints.state import CheckpointError, TrainingState, collect_state
+from ltx_trainer_plus.checkpoints.state import CheckpointError, StateLevel, TrainingState
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.position import DataPosition
@@ -19,9 +18,22 @@ from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.shards import shard_place
 from ltx_trainer_plus.parallel.collectives import from_main
 from ltx_trainer_plus.parallel.topology import Topology
-from ltx_trainer_plus.step.ema import WeightAverage
 
 logger = logging.getLogger(__name__)
+
+
+class Saved(Protocol):
+    """What is trained (`Trained`)."""
+
+    @property
+    def handle(self) -> ModelHandle: ...
+
+    @property
+    def average(self) -> object | None: ...
+
+    def averaged(self) -> AbstractContextManager[None]: ...
+
+    def state(self, step: int, *, level: StateLevel, info: Mapping[str, Any]) -> TrainingState: ...
 
 
 class _Contents(NamedTuple):
@@ -41,7 +53,6 @@ class CheckpointWriter:
     The main process writes. Where training is sharded, every process writes its part of the training state.
 
     Args:
-        average: the moving average of the weights, or None.
         metadata: header entries of the weights file beside the usual ones.
         data: where in the data order each step begins.
         info: what the state holds beside tensors (configuration, W&B run id, ...): plain JSON types.
@@ -52,10 +63,7 @@ class CheckpointWriter:
         config: TrainerConfig,
         topology: Topology,
         store: CheckpointStore,
-        handle: ModelHandle,
-        optimizer: Optimizer,
-        scheduler: LRScheduler,
-        average: WeightAverage | None,
+        trained: Saved,
         metadata: Mapping[str, str],
         data: DataPosition,
         info: Mapping[str, Any],
@@ -63,14 +71,11 @@ class CheckpointWriter:
         self._config = config
         self._topology = topology
         self._store = store
-        self._handle = handle
-        self._optimizer = optimizer
-        self._scheduler = scheduler
-        self._average = average
+        self._trained = trained
         self._metadata = dict(metadata)
         self._data = data
         self._info = dict(info)
-        self._place = shard_place(parameter for _, parameter in handle.trainable_parameters())
+        self._place = shard_place(parameter for _, parameter in trained.handle.trainable_parameters())
         self._thread: threading.Thread | None = None
         self._given_up = threading.Event()
         self._error: CheckpointError | None = None
@@ -192,26 +197,14 @@ class CheckpointWriter:
         level = self._config.checkpoints.save_training_state
         state = None
         if level != "off" and not (self._place is not None and self._place.is_copy):
-            average = self._average
-            state = collect_state(
-                step=step,
-                named_parameters=self._handle.trainable_parameters(),
-                optimizer=self._optimizer,
-                scheduler=self._scheduler,
-                level=level,
-                info={
-                    **self._info,
-                    "data": self._data.entries(step),
-                    "average_updates": average.updates if average else None,
-                },
-                averages=average.tensors() if average else None,
-            )
+            state = self._trained.state(step, level=level, info={**self._info, "data": self._data.entries(step)})
         lora = self._config.lora if self._config.model.training_mode == "lora" else None
         precision = self._config.checkpoints.precision
-        weights = collect_weights(self._handle, lora, precision, keeps=keeps)
+        handle = self._trained.handle
+        weights = collect_weights(handle, lora, precision, keeps=keeps)
         averaged = None
-        if self._average is not None:
-            with self._average.applied():
-                averaged = collect_weights(self._handle, lora, precision, keeps=keeps)
-        metadata = {**self._metadata, **weights_metadata(self._handle, lora, step)}
+        if self._trained.average is not None:
+            with self._trained.averaged():
+                averaged = collect_weights(handle, lora, precision, keeps=keeps)
+        metadata = {**self._metadata, **weights_metadata(handle, lora, step)}
         return _Contents(step, weights, averaged, metadata, state)

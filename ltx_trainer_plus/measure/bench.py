@@ -28,9 +28,9 @@ from ltx_trainer_plus.models.reach import reachable_parameters
 from ltx_trainer_plus.models.shards import local_part
 from ltx_trainer_plus.parallel.plan import ParallelPlan
 from ltx_trainer_plus.parallel.prepare import prepare_model, weight_dtype
-from ltx_trainer_plus.step.optimizers import create_optimizer, create_scheduler
 from ltx_trainer_plus.step.sums import PendingMetrics
 from ltx_trainer_plus.step.train_step import TrainStep
+from ltx_trainer_plus.step.trained import Trained
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 
 LTX_2_3: dict[str, Any] = {
@@ -163,12 +163,9 @@ def random_inputs(
 
 def trainer_step(handle: ModelHandle, config: TrainerConfig, batch: Batch) -> Callable[[], None]:
     """The trainer's own step with its metrics, as the training loop runs it."""
-    optimizer = create_optimizer((p for _, p in handle.trainable_parameters()), config.optimization)
     accumulation = config.optimization.gradient_accumulation_steps
     step = TrainStep(
-        handle,
-        optimizer,
-        create_scheduler(optimizer, config.optimization),
+        Trained.start(handle, config),
         FlexibleStrategy(
             config.training_strategy.video,
             config.training_strategy.audio,

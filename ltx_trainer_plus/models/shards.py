@@ -47,6 +47,21 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def holds_own_part(tensor: Tensor) -> bool:
+    """Whether this process holds a part of a spread tensor, which no process before it holds too."""
+    assert isinstance(tensor, DTensor)
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    is_first = all(at == 0 for at, place in zip(coordinate, tensor.placements, strict=True) if place.is_replicate())
+    # Of a small tensor there may be nothing for this process.
+    return is_first and tensor.to_local().numel() > 0
+
+
+def is_partial_sum(tensor: Tensor) -> bool:
+    """Whether each process holds a summand of the tensor."""
+    return isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """What this process holds of the tensor, sharing its memory; all of an ordinary tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -83,21 +98,6 @@ def copy_into(tensor: Tensor, source: Any) -> None:
         source: as for `part_of`; every process passes the same.
     """
     local_part(tensor).copy_(part_of(tensor, source))
-
-
-@torch.no_grad()
-def sharded_like(tensor: Tensor, source: Any) -> Tensor:
-    """A copy of the whole value `source` with the layout and device of `tensor`, in its own dtype. No communication.
-
-    Args:
-        source: as for `part_of`.
-    """
-    local = part_of(tensor, source).to(local_part(tensor).device, copy=True).contiguous()
-    if not isinstance(tensor, DTensor):
-        return local
-    return DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
 
 
 def compute_device(tensor: Tensor) -> torch.device:

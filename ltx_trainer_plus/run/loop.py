@@ -1,20 +1,18 @@
 """The training loop: steps, and what happens between them at their intervals."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ltx_trainer_plus.config import TrainerConfig
 from ltx_trainer_plus.data.batch import Batch
-from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.run.interrupt import StopRequest
 from ltx_trainer_plus.step.bad_steps import BadSteps, StepTrace
-from ltx_trainer_plus.step.ema import WeightAverage
 from ltx_trainer_plus.step.sums import MetricWindow, PendingMetrics
+from ltx_trainer_plus.step.trained import Trained
 from ltx_trainer_plus.tracking.tracker import Tracker
 from ltx_trainer_plus.validation.held_out import HeldOutLoss
 from ltx_trainer_plus.validation.runner import SamplerFault, SamplesError, ValidationRunner
@@ -75,10 +73,8 @@ class TrainingLoop:
     """Trains, validates, saves, and stops when asked.
 
     Args:
-        learning_rate: the rate that the next step will use.
         validation: None where the run makes no samples.
         held_out: scores the model on samples apart; None where the run has none.
-        average: the moving average of the weights, which is validated instead of them.
         stop: tells whether this process was asked to stop; ranks agree on the step after which they do.
     """
 
@@ -86,22 +82,19 @@ class TrainingLoop:
         self,
         config: TrainerConfig,
         topology: Topology,
-        handle: ModelHandle,
+        trained: Trained,
         *,
         step: Step,
-        learning_rate: Callable[[], float],
         saver: Saver,
         validation: ValidationRunner | None,
         tracker: Tracker,
         stop: StopRequest,
         held_out: HeldOutLoss | None = None,
-        average: WeightAverage | None = None,
     ) -> None:
         self._config = config
         self._topology = topology
-        self._handle = handle
+        self._trained = trained
         self._step = step
-        self._learning_rate = learning_rate
         self._saver = saver
         self._validation = validation
         self._tracker = tracker
@@ -110,7 +103,6 @@ class TrainingLoop:
         self._saved: int | None = None
         self._save_is_overdue = False
         self._bad_steps = BadSteps(config.optimization.max_bad_steps, topology)
-        self._average = average
         self._held_out = held_out
 
     def run(self, batches: Iterator[Batch], *, start: int) -> TrainingResult:
@@ -135,7 +127,7 @@ class TrainingLoop:
 
     def _train(self, step: int, batches: Iterator[Batch]) -> bool:
         """One step; returns whether the run has to stop now."""
-        learning_rate = self._learning_rate()
+        learning_rate = self._trained.learning_rate
         window = self._step(batches)
         # A checkpoint that could not be written ends the run too; `_save` then raises why.
         wants_stop = self._stop.received or self._saver.has_failed
@@ -199,8 +191,8 @@ class TrainingLoop:
         if self._validation is None:
             return
         try:
-            with self._validated_weights():
-                samples = self._validation.run(self._handle, step)
+            with self._trained.averaged():
+                samples = self._validation.run(self._trained.handle, step)
         except (SamplesError, SamplerFault) as error:
             if self._config.validation.on_error == "raise":
                 error.add_note("  Samples that cannot be made are left out with validation.on_error=warn.")
@@ -213,8 +205,8 @@ class TrainingLoop:
     def _score(self, step: int) -> None:
         if self._held_out is None:
             return
-        with self._validated_weights():
-            score = self._held_out.score(self._handle)
+        with self._trained.averaged():
+            score = self._held_out.score(self._trained.handle)
         is_best = False
         # After a bad step nothing is saved.
         if self._config.checkpoints.keep_best and step > 0 and not self._bad_steps.in_a_row:
@@ -223,9 +215,6 @@ class TrainingLoop:
                 self._save(step)
                 is_best = self._saver.set_best(step, score.total)
         self._tracker.held_out(score.as_metrics(), step, is_best=is_best)
-
-    def _validated_weights(self) -> AbstractContextManager[None]:
-        return self._average.applied() if self._average is not None else nullcontext()
 
 
 def _is_due(step: int, interval: int | None) -> bool:

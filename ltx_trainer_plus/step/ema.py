@@ -59,6 +59,10 @@ class WeightAverage:
             copy_into(average, averages[name])
         self._updates.fill_(updates)
 
+    def restart(self) -> None:
+        """Begin anew at the weights as they are."""
+        self.restore({name: parameter.detach() for name, parameter in self._parameters.items()}, 0)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Context in which the model has the averaged weights; its own come back bit for bit."""

@@ -4,18 +4,15 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ltx_trainer_plus.data.batch import Batch, TextFeatures
 from ltx_trainer_plus.data.order import keyed_generator
 from ltx_trainer_plus.modality import TextContext
-from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models.text import TextConnectors
 from ltx_trainer_plus.step.bad_steps import StepTrace
-from ltx_trainer_plus.step.ema import WeightAverage
-from ltx_trainer_plus.step.optimizers import clip_gradients, update_weights
+from ltx_trainer_plus.step.optimizers import clip_gradients
 from ltx_trainer_plus.step.sums import MetricWindow
+from ltx_trainer_plus.step.trained import Trained
 from ltx_trainer_plus.strategies.flexible import FlexibleStrategy
 from ltx_trainer_plus.strategies.loss import training_loss
 
@@ -28,15 +25,12 @@ class TrainStep:
             contexts already.
         seed: with a sample's ordinal in the data order, the key of its noise and sigmas.
         has_dropout: the model draws from the device's generator.
-        average: the moving average that takes in the weights after each step.
         samples: of this data rank in a step, over all its micro-batches.
     """
 
     def __init__(
         self,
-        handle: ModelHandle,
-        optimizer: Optimizer,
-        scheduler: LRScheduler,
+        trained: Trained,
         strategy: FlexibleStrategy,
         *,
         connectors: TextConnectors | None,
@@ -44,21 +38,18 @@ class TrainStep:
         samples: int,
         max_grad_norm: float,
         has_dropout: bool = False,
-        average: WeightAverage | None = None,
     ) -> None:
-        self._handle = handle
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._trained = trained
+        self._handle = trained.handle
         self._strategy = strategy
         self._connectors = connectors
         self._seed = seed
         self._samples = samples
         self._max_grad_norm = max_grad_norm
         self._has_dropout = has_dropout
-        self._average = average
         self.trace = StepTrace()
         """What the last step trained on."""
-        self._parameters = [parameter for _, parameter in handle.trainable_parameters()]
+        self._parameters = list(trained.parameters.values())
 
     def __call__(self, batches: Iterator[Batch]) -> MetricWindow:
         """Take the next step's micro-batches (on the CPU) and train on their average gradient.
@@ -75,12 +66,7 @@ class TrainStep:
             if batch.ends_step:
                 break
         norm = clip_gradients(self._parameters, self._max_grad_norm)
-        skipped = update_weights(self._optimizer, norm, self._handle.device)
-        self._scheduler.step()
-        if self._average is not None:
-            self._average.update(skipped)
-        self._optimizer.zero_grad(set_to_none=True)
-        window.set_step(grad_norm=norm, skipped=skipped)
+        window.set_step(grad_norm=norm, skipped=self._trained.update(norm))
         return window
 
     def _accumulate(self, batch: Batch, window: MetricWindow) -> None:

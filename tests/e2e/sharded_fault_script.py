@@ -14,11 +14,12 @@ from typing import Any
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from ltx_trainer_plus.checkpoints import files, writer
+from ltx_trainer_plus.checkpoints import files
 from ltx_trainer_plus.checkpoints.state import TrainingState
 from ltx_trainer_plus.config import load_config
 from ltx_trainer_plus.parallel.ending import run_and_exit
 from ltx_trainer_plus.step.train_step import TrainStep
+from ltx_trainer_plus.step.trained import Trained
 from ltx_trainer_plus.trainer import Trainer
 
 UNFINISHED = "training_state_step_00002.saving"
@@ -53,7 +54,7 @@ def kill_at(point: str) -> None:
 
 
 def hold() -> None:
-    save, train_step, collect = files.save_file, TrainStep.__call__, writer.collect_state
+    save, train_step, collect = files.save_file, TrainStep.__call__, Trained.state
     steps = [0]
     third_is_done = threading.Event()
 
@@ -71,14 +72,14 @@ def hold() -> None:
             third_is_done.set()
         return window
 
-    def counted_collect(**options: Any) -> TrainingState:
+    def counted_collect(trained: Trained, step: int, **options: Any) -> TrainingState:
         with CommDebugMode() as communication:
-            state = collect(**options)
+            state = collect(trained, step, **options)
         print(f"{communication.get_total_counts()} collectives for {len(state.tensors)} tensors.", flush=True)
         return state
 
     files.save_file = save_file  # type: ignore[assignment]
-    writer.collect_state = counted_collect  # type: ignore[attr-defined]
+    Trained.state = counted_collect  # type: ignore[method-assign]
     TrainStep.__call__ = counted_step  # type: ignore[method-assign]
 
 

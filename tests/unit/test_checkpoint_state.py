@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +15,11 @@ from ltx_trainer_plus.checkpoints.saved_state import read_state_header
 from ltx_trainer_plus.checkpoints.state import (
     CheckpointError,
     TrainingState,
-    collect_state,
-    restore_state,
 )
 from ltx_trainer_plus.checkpoints.store import CheckpointStore
 from ltx_trainer_plus.config.optimization import OptimizationConfig
 from ltx_trainer_plus.step.optimizers import create_scheduler
+from ltx_trainer_plus.step.trained import Trained
 from tests.states import read_state
 
 
@@ -50,16 +50,14 @@ class Run:
         return losses
 
     def collect(self, **options) -> TrainingState:
-        return collect_state(
-            step=self.step,
-            named_parameters=self.model.named_parameters(),
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
-            **options,
-        )
+        return self.trained().state(self.step, **options)
+
+    def trained(self) -> Trained:
+        handle = SimpleNamespace(trainable_parameters=self.model.named_parameters)
+        return Trained(handle, self.optimizer, self.scheduler)  # type: ignore[arg-type]
 
     def restore(self, state: TrainingState) -> None:
-        restore_state(state, named_parameters=self.model.named_parameters(), optimizer=self.optimizer)
+        self.trained().restore(state)
         self.scheduler = create_scheduler(self.optimizer, self.schedule, steps_done=state.step)
         self.step = state.step
 
@@ -167,17 +165,17 @@ def test_another_kind_of_optimizer_is_an_error() -> None:
     run = Run()
     run.train(1)
     state = run.collect()
-    model = Run().model
+    other = Run()
+    other.optimizer = torch.optim.SGD(other.model.parameters(), lr=1e-2)
     with pytest.raises(CheckpointError, match="holds AdamW, this run uses SGD"):
-        restore_state(
-            state, named_parameters=model.named_parameters(), optimizer=torch.optim.SGD(model.parameters(), lr=1e-2)
-        )
+        other.restore(state)
 
 
 def test_an_optimizer_over_other_parameters_than_the_named_ones_is_an_error() -> None:
     run = Run()
+    run.model = Run().model
     with pytest.raises(CheckpointError, match="3 parameters that are not among the named ones"):
-        collect_state(step=0, named_parameters=Run().model.named_parameters(), optimizer=run.optimizer)
+        run.collect()
 
 
 class Malicious:

@@ -19,6 +19,7 @@ from ltx_trainer_plus.model_handle import ModelHandle
 from ltx_trainer_plus.models import load_transformer
 from ltx_trainer_plus.models.lora import add_lora
 from ltx_trainer_plus.parallel.topology import Topology
+from ltx_trainer_plus.step.trained import Trained
 
 TARGETS = ["transformer_blocks.0.attn1.to_q"]
 
@@ -71,10 +72,7 @@ def writer(store: CheckpointStore, handle: ModelHandle, **checkpoints: Any) -> C
         config,
         Topology(0, 0, 1, torch.device("cpu")),
         store,
-        handle,
-        optimizer,
-        torch.optim.lr_scheduler.ConstantLR(optimizer),
-        average=None,
+        Trained(handle, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
         metadata={},
         data=DataPosition(batch_size=1, accumulation=1, data_ranks=1, shape_group=1, data_set="x"),
         info={},

@@ -1,6 +1,7 @@
 """What happens between steps: when a run stops, saves and validates, and how long a step is said to take."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,9 +71,8 @@ def loop_over(recorder: Recorder, *, steps: int, interval: int | None, world_siz
     return TrainingLoop(
         config,  # type: ignore[arg-type]
         Topology(rank=0, local_rank=0, world_size=world_size, device=torch.device("cpu")),
-        None,  # type: ignore[arg-type]
+        SimpleNamespace(handle=None, learning_rate=1.0, averaged=nullcontext),  # type: ignore[arg-type]
         step=recorder,
-        learning_rate=lambda: 1.0,
         saver=recorder,
         validation=recorder,  # type: ignore[arg-type]
         tracker=tracker,  # type: ignore[arg-type]
