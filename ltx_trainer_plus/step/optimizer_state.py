@@ -56,7 +56,7 @@ def take_apart(optimizer: Optimizer, named: Mapping[str, Parameter]) -> Optimize
         changing = {key: group[key] for key in _changing(optimizer, group)}
         kept = {key: value for key, value in changing.items() if isinstance(value, Tensor)}
         tensors |= {f"{_OF_GROUP}{key}.{members[0]}": value for key, value in kept.items()}
-        rest = {key: value for key, value in group.items() if key not in kept}
+        rest = {key: value for key, value in group.items() if key != "params" and key not in kept}
         # A rate may be a tensor; it is a setting, which is recorded and not put back.
         groups.append({**tree_map_only(Tensor, Tensor.tolist, rest), "params": members})
     return OptimizerEntries(tensors, {**_identity(optimizer), "groups": groups, "state": state})
