@@ -38,10 +38,9 @@ def observed(settings: dict[str, Any], stopped_rank: int | None, patch: pytest.M
 
     def draw(self: FlexibleStrategy, batch: Batch, seed: int) -> Any:
         draws = real_draw(self, batch, seed)
-        assert draws.video_noise is not None
-        assert draws.video_sigma is not None
-        noise = draws.video_noise.double().sum((1, 2)).tolist()
-        drawn.append([batch.names, batch.ordinals, draws.video_sigma.tolist(), noise])
+        assert draws.video is not None
+        noise = draws.video.noise.double().sum((1, 2)).tolist()
+        drawn.append([batch.names, batch.ordinals, draws.video.sigma.tolist(), noise])
         return draws
 
     def write_sample(path: Path, *args: Any) -> Path:
