@@ -4,6 +4,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Your own clips for `make demo`: a folder of videos with .txt captions, or a dataset.json/.jsonl/.csv.
 CLIPS ?=
+# How many test files run at a time. Many start two to four processes of their own; each takes up to 2 GB.
+TEST_JOBS ?= 2
+# Whole files, because their tests share models and runs; in their order, because the quick ones at the end fill the gaps.
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo demo-data test test-all check clean
 
@@ -25,10 +29,10 @@ demo: setup
 	$(BIN)/python scripts/demo.py $(if $(CLIPS),--clips "$(CLIPS)")
 
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 check: setup
 	$(BIN)/ruff check .

@@ -66,16 +66,13 @@ def test_the_installed_demo_trains_a_lora_on_two_processes_and_shows_what_it_mad
 
 
 @pytest.mark.slow
-def test_the_demo_takes_ones_own_clips(tmp_path: Path):
-    source = sorted((ROOT / "demo/clips").glob("*.mp4"))
-    if not source:
-        run([sys.executable, "scripts/make_demo_data.py", "--output", "demo"], timeout=300)
-        source = sorted((ROOT / "demo/clips").glob("*.mp4"))
-    for index, clip in enumerate(source[:3]):
-        (tmp_path / f"Mine {index}.MP4").write_bytes(clip.read_bytes())
-        (tmp_path / f"Mine {index}.txt").write_text(f"clip number {index}")
-    run(
-        [sys.executable, "scripts/demo.py", "--clips", str(tmp_path), "optimization.steps=12", "validation.interval=6"],
-        timeout=600,
-    )
-    assert len(metrics(max((ROOT / "demo/runs").glob("[0-9][0-9][0-9]")))) == 12
+def test_the_demo_takes_ones_own_clips(tmp_path: Path) -> None:
+    demo, own = tmp_path / "demo", tmp_path / "own"
+    own.mkdir()
+    run([sys.executable, "scripts/make_demo_data.py", "--output", str(demo)], timeout=300)
+    for index, clip in enumerate(sorted((demo / "clips").glob("*.mp4"))[:3]):
+        (own / f"Mine {index}.MP4").write_bytes(clip.read_bytes())
+        (own / f"Mine {index}.txt").write_text(f"clip number {index}")
+    command = [sys.executable, "scripts/demo.py", "--output", str(demo), "--clips", str(own)]
+    run([*command, "optimization.steps=12", "validation.interval=6"], timeout=600)
+    assert len(metrics(demo / "runs/001")) == 12

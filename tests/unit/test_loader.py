@@ -174,7 +174,8 @@ dataset = PrecomputedDataset(sys.argv[1], video_dir="latents", audio_dir="audio_
 order = SampleOrder(dataset.shapes, seed=0, shape_group=1)
 batches = training_loader(dataset, order, start=0, data_rank=0, data_ranks=1, batch_size=1, accumulation=1,
                           workers=2, pin_memory=False)
-next(batches)
+for _ in range(2):  # one of each worker: before that it may not be shielded yet
+    next(batches)
 print("ready", flush=True)
 while len(received) < 2:
     next(batches)
