@@ -40,6 +40,7 @@ from ltx_trainer_plus.measure.bench import (
     step_seconds,
     trainer_step,
 )
+from ltx_trainer_plus.measure.cards import peak_tflops
 from ltx_trainer_plus.measure.costs import Parameters
 from ltx_trainer_plus.measure.operations import flops
 from ltx_trainer_plus.measure.workload import Workload
@@ -53,8 +54,6 @@ from ltx_trainer_plus.parallel.topology import Topology
 from ltx_trainer_plus.validation.denoise import Guidance, StreamGuidance, denoise
 from ltx_trainer_plus.validation.states import SampleState
 
-# Dense bf16 peak in TFLOP/s by the data sheets; the first name that the card's name contains.
-PEAKS = {"H200": 989, "H100": 989, "GH200": 989, "B200": 2250, "A100": 312, "L40S": 362}
 PRECISION = 2e-2  # bf16 rounds to 3 decimal digits; two blocks add up a few roundings
 
 
@@ -229,7 +228,7 @@ def check(setting: Setting) -> dict[str, Any]:
     if setting.device.type == "cuda":
         name = torch.cuda.get_device_name()
         report["device"] = name
-        report["peak_tflops"] = next((peak for part, peak in PEAKS.items() if part in name), None)
+        report["peak_tflops"] = peak_tflops(name)
         report["matmul_tflops"] = matmul_tflops(setting.device, 8192)
         # The reference of the precision check.
         torch.backends.cuda.matmul.allow_tf32 = False

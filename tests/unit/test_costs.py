@@ -13,6 +13,7 @@ from ltx_trainer_plus.errors import UsageError
 from ltx_trainer_plus.measure.activations import activations
 from ltx_trainer_plus.measure.bench import BENCH_CPU, BENCH_CPU_MODEL, BENCH_GPU, LTX_2_3, bench_config, random_handle
 from ltx_trainer_plus.measure.bench import random_inputs as inputs_of
+from ltx_trainer_plus.measure.cards import peak_tflops
 from ltx_trainer_plus.measure.costs import Machine, Parameters, layout_cost
 from ltx_trainer_plus.measure.operations import Flops, flops
 from ltx_trainer_plus.model_handle import ModelHandle
@@ -197,3 +198,9 @@ def test_hsdp_needs_gpus_that_its_copies_divide() -> None:
     parameters = Parameters(block=1000, blocks=4, root=500, adapters=80)
     with pytest.raises(UsageError, match="hsdp: 2 GPUs"):
         layout_cost("hsdp", 2, parameters, OPERATIONS, 0, MACHINE)
+
+
+def test_a_card_is_known_by_the_name_that_its_driver_gives() -> None:
+    names = ("NVIDIA H200", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S")
+    assert [peak_tflops(name) for name in names] == [989, 989, 989, 312, 362]
+    assert peak_tflops("NVIDIA GeForce RTX 4090") is None
